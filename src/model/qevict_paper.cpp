@@ -14,8 +14,7 @@ struct Wide {
     uint64_t low;
 };
 
-Wide multiply(uint64_t a, uint64_t b)
-{
+Wide multiply(uint64_t a, uint64_t b) {
     const uint64_t mask = 0xffffffffu;
     const uint64_t a0 = a & mask, a1 = a >> 32, b0 = b & mask, b1 = b >> 32;
     const uint64_t low = a0 * b0;
@@ -24,19 +23,17 @@ Wide multiply(uint64_t a, uint64_t b)
     return {a1 * b1 + (mid >> 32) + (mid2 >> 32), (mid2 << 32) | (low & mask)};
 }
 
-bool times(uint64_t* value, uint64_t factor)
-{
+bool times(uint64_t *value, uint64_t factor) {
     const Wide product = multiply(*value, factor);
     *value = product.low;
     return product.high == 0;
 }
 
-uint64_t held_tokens(const PaperShape& shape) { return uint64_t(shape.sinks) + shape.local; }
+uint64_t held_tokens(const PaperShape &shape) { return uint64_t(shape.sinks) + shape.local; }
 
-}  // namespace
+} // namespace
 
-Ratio ratio_from_decimal(double x)
-{
+Ratio ratio_from_decimal(double x) {
     if (!(x > 0)) {
         return {0, 1};
     }
@@ -48,8 +45,7 @@ Ratio ratio_from_decimal(double x)
 }
 
 // Shift and subtract, 64 rounds: no compiler's 128-bit type is needed, and nothing here is on a hot path.
-uint64_t scale_floor(uint64_t a, uint64_t num, uint64_t den)
-{
+uint64_t scale_floor(uint64_t a, uint64_t num, uint64_t den) {
     const Wide product = multiply(a, num);
     if (product.high == 0) {
         return product.low / den;
@@ -69,19 +65,17 @@ uint64_t scale_floor(uint64_t a, uint64_t num, uint64_t den)
     return quotient;
 }
 
-uint64_t paper_full_window_bytes(const PaperShape& shape)
-{
+uint64_t paper_full_window_bytes(const PaperShape &shape) {
     return 4 * uint64_t(shape.kv_heads) * shape.head_dim * shape.window;
 }
 
-uint64_t paper_quantised_window_bytes(const PaperShape& shape)
-{
+uint64_t paper_quantised_window_bytes(const PaperShape &shape) {
     const uint64_t heads = shape.kv_heads;
     return heads * shape.head_dim * shape.window / 2 + 4 * heads * shape.head_dim + 4 * heads * shape.window;
 }
 
-PaperFault paper_budget(const PaperShape& shape, Ratio beta, uint64_t length, Ratio quantised_share, PaperBudget* out)
-{
+PaperFault paper_budget(const PaperShape &shape, Ratio beta, uint64_t length, Ratio quantised_share,
+                        PaperBudget *out) {
     if (shape.kv_heads == 0 || shape.head_dim == 0 || shape.window == 0) {
         return PaperFault::empty_shape;
     }
@@ -102,9 +96,11 @@ PaperFault paper_budget(const PaperShape& shape, Ratio beta, uint64_t length, Ra
     }
     PaperBudget plan;
     plan.token_bytes = 4;
-    uint64_t window_bytes = 0, whole = length;
-    if (!times(&plan.token_bytes, uint64_t(shape.kv_heads) * shape.head_dim) ||
-        !times(&(window_bytes = plan.token_bytes), shape.window) || !times(&whole, plan.token_bytes)) {
+    if (!times(&plan.token_bytes, uint64_t(shape.kv_heads) * shape.head_dim)) {
+        return PaperFault::too_large;
+    }
+    uint64_t window_bytes = plan.token_bytes, whole = plan.token_bytes;
+    if (!times(&window_bytes, shape.window) || !times(&whole, length)) {
         return PaperFault::too_large;
     }
     plan.total = scale_floor(whole, beta.num, beta.den);
@@ -129,10 +125,9 @@ PaperFault paper_budget(const PaperShape& shape, Ratio beta, uint64_t length, Ra
     return PaperFault::none;
 }
 
-void paper_spend_remainder(PaperBudget* budget)
-{
+void paper_spend_remainder(PaperBudget *budget) {
     const uint64_t window = budget->full_window_bytes / budget->token_bytes;
-    const auto take = [&](uint64_t bytes, uint64_t* slots) {
+    const auto take = [&](uint64_t bytes, uint64_t *slots) {
         const uint64_t more = budget->unspent / bytes;
         *slots += more;
         budget->used += more * bytes;
@@ -143,28 +138,28 @@ void paper_spend_remainder(PaperBudget* budget)
     take(budget->quantised_window_bytes, &budget->quantised_slots);
 }
 
-uint64_t paper_charged_bytes(const PaperShape& shape, const PaperBudget& budget, uint64_t full, uint64_t quantised,
-                             uint64_t growth)
-{
+uint64_t paper_charged_bytes(const PaperShape &shape, const PaperBudget &budget, uint64_t full,
+                             uint64_t quantised, uint64_t growth) {
     return (held_tokens(shape) + growth) * budget.token_bytes + full * budget.full_window_bytes +
            quantised * budget.quantised_window_bytes;
 }
 
-uint64_t paper_physical_bytes(const PaperShape& shape, const PaperBudget& budget, uint64_t full, uint64_t quantised,
-                              uint64_t dormant, uint64_t growth)
-{
-    return paper_charged_bytes(shape, budget, full, quantised, growth) + dormant * budget.quantised_window_bytes;
+uint64_t paper_physical_bytes(const PaperShape &shape, const PaperBudget &budget, uint64_t full,
+                              uint64_t quantised, uint64_t dormant, uint64_t growth) {
+    return paper_charged_bytes(shape, budget, full, quantised, growth) +
+           dormant * budget.quantised_window_bytes;
 }
 
 // Both slot counts grow with beta, so the worst bytes do too and a bisection finds the last beta that fits.
-Ratio paper_beta_for_physical(const PaperShape& shape, uint64_t length, Ratio quantised_share, uint64_t limit)
-{
+Ratio paper_beta_for_physical(const PaperShape &shape, uint64_t length, Ratio quantised_share,
+                              uint64_t limit) {
     constexpr uint64_t millionths = 1000000;
     const auto fits = [&](uint64_t beta) {
         PaperBudget plan;
         return paper_budget(shape, {beta, millionths}, length, quantised_share, &plan) == PaperFault::none &&
                paper_physical_bytes(shape, plan, plan.full_slots, plan.quantised_slots,
-                                    plan.quantised_slots == 0 ? 0 : plan.full_slots, shape.window - 1) <= limit;
+                                    plan.quantised_slots == 0 ? 0 : plan.full_slots,
+                                    shape.window - 1) <= limit;
     };
     if (!fits(0)) {
         return {0, 1};
@@ -178,16 +173,16 @@ Ratio paper_beta_for_physical(const PaperShape& shape, uint64_t length, Ratio qu
     return {low / common, millionths / common};
 }
 
-uint64_t paper_local_from_share(uint64_t budget_tokens, Ratio share, uint32_t window)
-{
-    const uint64_t tokens = scale_floor(budget_tokens, share.num, share.den);
-    const bool exact = multiply(tokens, share.den).low == multiply(budget_tokens, share.num).low;
-    const uint64_t windows = (tokens + (exact ? 0 : 1) + window - 1) / window;
+uint64_t paper_local_from_share(uint64_t budget_tokens, Ratio share, uint32_t window) {
+    const uint64_t whole = scale_floor(budget_tokens, share.num, share.den);
+    const Wide exact = multiply(budget_tokens, share.num), floored = multiply(whole, share.den);
+    const bool fraction = exact.low != floored.low || exact.high != floored.high;
+    const uint64_t windows = (whole + (fraction ? 1 : 0) + window - 1) / window;
     return std::max<uint64_t>(windows, 1) * window;
 }
 
-TokenSet token_set(const WindowGrid& grid, uint64_t tokens, std::span<const TokenSet> tier_of_window, uint64_t position)
-{
+TokenSet token_set(const WindowGrid &grid, uint64_t tokens, std::span<const TokenSet> tier_of_window,
+                   uint64_t position) {
     if (position >= tokens) {
         return TokenSet::absent;
     }
@@ -198,8 +193,7 @@ TokenSet token_set(const WindowGrid& grid, uint64_t tokens, std::span<const Toke
     return id < tier_of_window.size() ? tier_of_window[id] : TokenSet::local;
 }
 
-G1Plan g1_plan(const G1Config& config, uint64_t prompt)
-{
+G1Plan g1_plan(const G1Config &config, uint64_t prompt) {
     const auto over = [](uint64_t a, uint64_t b) { return a > b ? a - b : 0; };
     const auto ceiling = [](uint64_t a, uint64_t b) { return (a + b - 1) / b; };
     G1Plan plan;
@@ -218,4 +212,4 @@ G1Plan g1_plan(const G1Config& config, uint64_t prompt)
     return plan;
 }
 
-}  // namespace skerry
+} // namespace skerry
