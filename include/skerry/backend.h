@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+#ifndef SKERRY_BACKEND_H
+#define SKERRY_BACKEND_H
+
+/* For people who write a backend. Own version, own promise: this interface may change in any minor before 1.0.
+ *
+ * The core validates, a backend trusts. A kernel that is not offered is NULL; supports() is answered before anything is
+ * allocated. The plain C++ version in backends/cpu/ref is the meaning of every kernel; others agree with it within the tolerance that
+ * docs/determinism.md states per format. Kernels allocate nothing and keep no state.
+ *
+ * Layout of stored bytes: docs/format.md; the arithmetic is src/codec/layout.hpp.
+ */
+
+#include <skerry/cache.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SKERRY_BACKEND_MAJOR 0
+#define SKERRY_BACKEND_MINOR 1
+
+/* Records and tiles lie in chunks. A place is a number of 64-byte units: chunk = place >> chunk_shift, and the byte
+ * inside it (place & ((1 << chunk_shift) - 1)) * 64. Records never straddle chunks. */
+typedef struct skerry_pool_view {
+    uint8_t *const *chunks;
+    uint32_t        chunk_shift;
+    uint32_t        reserved;
+} skerry_pool_view;
+
+/* plain. One entry of a work list: up to `capacity` consecutive tokens of one KV head. Lists are in position order. */
+typedef struct skerry_tile {
+    uint32_t place;        /* in 64-byte units */
+    int32_t  first;        /* position of the first token */
+    uint8_t  count;        /* tokens present */
+    uint8_t  capacity;     /* tokens the layout has room for: the stride of token-fastest arrays */
+    uint8_t  key_format;   /* skerry_format */
+    uint8_t  value_format;
+    uint16_t epoch;        /* index into the head's balance parameters; R formats only */
+    uint8_t  tier;         /* skerry_tier */
+    uint8_t  flags;        /* the core's own */
+} skerry_tile;
+
+/* plain. Balance parameters of one epoch of one KV head, decoded. Keys are coded as R((k - mean) * balance), queries become
+ * R(q / balance). decisions.md 2, 3. */
+typedef struct skerry_epoch {
+    const float *mean;     /* [key_dim] */
+    const float *balance;  /* [key_dim], > 0 */
+    float        key_exponent_scale;   /* 2^e: token scales are stored as f16 of scale * 2^-e, so that bf16 and f32 inputs fit */
+    float        value_exponent_scale; /* the same for values */
+} skerry_epoch;
+
+/* plain. What is the same for all rows of one layer. */
+typedef struct skerry_attend_params {
+    skerry_pool_view pool;
+    const float     *inverse_frequencies; /* C formats with un-rotated keys: [rotary_dims / 2]; NULL: keys are stored rotated */
+    int32_t          key_dim;
+    int32_t          value_dim;
+    int32_t          group;               /* query heads per KV head */
+    int32_t          sliding_window;      /* 0: none */
+    float            scale;
+    float            softcap;             /* 0: none */
+    int32_t          rotary_dims;
+    int32_t          rotary_pairing;
+    float            attention_factor;    /* never 0 */
+    int32_t          value_group;         /* C formats: channels per value scale */
+    skerry_dtype     grid_dtype;          /* C formats: f16 or bf16 */
+    uint32_t         tiers;               /* SKERRY_TIERS_* mask; entries of other tiers are skipped */
+    uint32_t         exact;               /* non-zero: float32 throughout */
+    uint32_t         reserved;
+} skerry_attend_params;
+
+/* plain. Work on one KV head: rows x group query vectors against tiles [tile_begin, tile_end). */
+typedef struct skerry_attend_task {
+    const skerry_tile  *tiles;
+    const skerry_epoch *epochs;
+    const float        *queries;       /* [rows][group][key_dim], as the model's attention uses them, not scaled */
+    const int32_t      *row_positions; /* [rows], ascending */
+    float              *out;           /* [rows][group][value_dim]: sum of exp(logit - max) * v, not normalised */
+    float              *max;           /* [rows][group]: largest logit, -inf when nothing was seen */
+    float              *sum;           /* [rows][group]: sum of exp(logit - max) */
+    float              *tile_max;      /* NULL, or [tile_end - tile_begin][rows][group] */
+    float              *tile_sum;      /* relative to tile_max */
+    void               *scratch;       /* attend_scratch_bytes, 64-byte aligned */
+    int32_t             tile_begin;
+    int32_t             tile_end;
+    int32_t             rows;
+    int32_t             reserved;
+} skerry_attend_task;
+
+/* plain. Tokens of one KV head to or from stored form. Keys or values, by `side`. */
+typedef int32_t skerry_side;
+enum {
+    SKERRY_SIDE_KEY   = 0,
+    SKERRY_SIDE_VALUE = 1
+};
+
+typedef struct skerry_code_params {
+    const skerry_epoch *epoch;       /* R formats, both sides (values use value_exponent_scale only); else NULL */
+    const float        *inverse_frequencies; /* C formats, keys: un-rotate before coding and rotate after decoding; NULL: not */
+    float               attention_factor;
+    int32_t             rotary_dims;
+    int32_t             rotary_pairing;
+    int32_t             position;    /* of the first token */
+    int32_t             dim;
+    int32_t             capacity;    /* of the layout */
+    int32_t             count;       /* tokens to code, from the first on */
+    int32_t             value_group;
+    skerry_dtype        grid_dtype;
+    skerry_format       format;
+    skerry_side         side;
+    uint32_t            reserved;
+} skerry_code_params;
+
+/* The kernels of one device. Every function is callable from any thread on disjoint outputs. */
+typedef struct skerry_kernels {
+    uint32_t struct_size;
+    uint16_t interface_major;
+    uint16_t interface_minor;
+    const char *name;      /* for instance "cpu avx512-vnni" */
+
+    /* 1 when records of this format and dimension can be coded and attended; asked before any allocation. */
+    int32_t (*supports)(skerry_format format, skerry_side side, int32_t dim);
+
+    /* Writes rows [count][dim] (f32, row stride in elements) as tokens [first, first + count) of a full-precision tile part. */
+    void (*append)(skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t first, int32_t count,
+                   const float *rows, int64_t row_stride, void *part);
+
+    /* rows [count][dim] f32 -> part (any format). scratch: code_scratch_bytes. */
+    void (*encode)(const skerry_code_params *params, const float *rows, void *part, void *scratch);
+
+    /* part -> rows [count][dim] f32: keys as attention uses them. */
+    void (*decode)(const skerry_code_params *params, const void *part, float *rows, void *scratch);
+    size_t (*code_scratch_bytes)(int32_t dim, int32_t capacity);
+
+    void (*attend)(const skerry_attend_params *params, const skerry_attend_task *task);
+    size_t (*attend_scratch_bytes)(const skerry_attend_params *params, int32_t rows, int32_t tiles);
+
+    /* Merges `parts` partial results of rows x group heads, in order of their index: out, max and sum of part i lie i * stride
+     * further. Writes normalised out [heads][value_dim] and lse [heads]; sink_logits NULL or [group], repeated over rows. */
+    void (*merge)(int32_t parts, int32_t heads, int32_t group, int32_t value_dim, const float *out, int64_t out_stride,
+                  const float *max, const float *sum, int64_t head_stride, const float *sink_logits, float *merged, float *lse);
+} skerry_kernels;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
