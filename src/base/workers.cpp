@@ -1,0 +1,172 @@
+#include "base/workers.hpp"
+
+#include <sched.h>
+#include <signal.h>
+
+#include <algorithm>
+
+namespace skerry {
+namespace {
+
+constexpr size_t thread_stack_bytes = size_t{1} << 20;
+
+// Signals of the host are for the host's threads.
+class BlockedSignals {
+public:
+    BlockedSignals() noexcept {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    BlockedSignals(const BlockedSignals &) = delete;
+    BlockedSignals &operator=(const BlockedSignals &) = delete;
+
+private:
+    sigset_t before_;
+};
+
+} // namespace
+
+Workers::Workers(Allocator &allocator, skerry_parallel_for_fn parallel_for, void *user, uint32_t thread_count)
+    : parallel_for_(parallel_for), user_(user), threads_(allocator, Owner::context) {
+    if (parallel_for != nullptr || thread_count == 0) return;
+    threads_.reserve(thread_count);
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) throw std::bad_alloc();
+    pthread_attr_setstacksize(&attributes, thread_stack_bytes);
+    const BlockedSignals blocked;
+    bool started = true;
+    while (started && threads_.size() < thread_count) {
+        pthread_t thread;
+        started = pthread_create(&thread, &attributes, thread_main, this) == 0;
+        if (started) threads_.push_back(thread);
+    }
+    pthread_attr_destroy(&attributes);
+    if (!started) {
+        stop_threads();
+        throw std::bad_alloc();
+    }
+}
+
+Workers::~Workers() { stop_threads(); }
+
+void Workers::stop_threads() noexcept {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stopping_ = true;
+    }
+    work_.notify_all();
+    for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
+    threads_.clear();
+}
+
+Status Workers::call_one(Call call, void *object, int32_t index) noexcept {
+    try {
+        call(object, index);
+        return SKERRY_OK;
+    } catch (const std::bad_alloc &) {
+        return SKERRY_ERROR_OUT_OF_MEMORY;
+    } catch (...) {
+        return SKERRY_ERROR_INTERNAL;
+    }
+}
+
+bool Workers::do_one(Lane &lane) noexcept {
+    const int32_t left = lane.unclaimed.fetch_sub(1, std::memory_order_acq_rel);
+    if (left <= 0) return false;
+    const Status status = call_one(lane.call, lane.object, lane.count - left);
+    if (status != SKERRY_OK) lane.failed.store(status, std::memory_order_relaxed);
+    lane.finished.fetch_add(1, std::memory_order_release);
+    return true;
+}
+
+void Workers::host_task(void *lane, int32_t) { do_one(*static_cast<Lane *>(lane)); }
+
+void *Workers::thread_main(void *self) {
+    static_cast<Workers *>(self)->serve();
+    return nullptr;
+}
+
+void Workers::serve() noexcept {
+    std::unique_lock<std::mutex> lock(mutex_);
+    uint64_t seen = 0;
+    for (;;) {
+        work_.wait(lock, [&] { return stopping_ || (current_ != nullptr && round_ != seen); });
+        if (stopping_) return;
+        seen = round_;
+        Lane &lane = *current_;
+        ++active_;
+        lock.unlock();
+        while (do_one(lane)) {}
+        lock.lock();
+        if (--active_ == 0) idle_.notify_one();
+    }
+}
+
+Workers::Lane *Workers::take_lane() noexcept {
+    for (Lane &lane : lanes_) {
+        if (!lane.taken.exchange(true, std::memory_order_acquire)) return &lane;
+    }
+    return nullptr;
+}
+
+Status Workers::run_here(int32_t count, Call call, void *object) noexcept {
+    Status result = SKERRY_OK;
+    for (int32_t i = 0; i < count; ++i) {
+        const Status status = call_one(call, object, i);
+        if (status != SKERRY_OK) result = status;
+    }
+    return result;
+}
+
+Status Workers::run_on_host(Lane &lane, int32_t count) noexcept {
+    int32_t answer = 0;
+    try {
+        answer = parallel_for_(user_, host_task, &lane, count);
+    } catch (...) {
+        answer = -1;
+    }
+    const int32_t left = std::max(lane.unclaimed.exchange(0, std::memory_order_acq_rel), 0);
+    // A loop that returned before its tasks ended still has them using the caller's objects.
+    while (lane.finished.load(std::memory_order_acquire) != count - left) sched_yield();
+    return answer != 0 || left != 0 ? SKERRY_ERROR_INTERNAL : SKERRY_OK;
+}
+
+bool Workers::run_on_threads(Lane &lane, int32_t count) noexcept {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (current_ != nullptr) return false;
+        current_ = &lane;
+        ++round_;
+    }
+    const size_t helpers = std::min(threads_.size(), static_cast<size_t>(count - 1));
+    for (size_t i = 0; i < helpers; ++i) work_.notify_one();
+    while (do_one(lane)) {}
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle_.wait(lock, [&] { return active_ == 0; });
+    current_ = nullptr;
+    return true;
+}
+
+Status Workers::run_erased(int32_t count, Call call, void *object) noexcept {
+    if (count <= 0) return SKERRY_OK;
+    const bool can_share = parallel_for_ != nullptr || !threads_.empty();
+    Lane *lane = count > 1 && can_share ? take_lane() : nullptr;
+    if (lane == nullptr) return run_here(count, call, object);
+
+    lane->count = count;
+    lane->call = call;
+    lane->object = object;
+    lane->failed.store(SKERRY_OK, std::memory_order_relaxed);
+    lane->finished.store(0, std::memory_order_relaxed);
+    lane->unclaimed.store(count, std::memory_order_release);
+    Status status = SKERRY_OK;
+    if (parallel_for_ != nullptr) status = run_on_host(*lane, count);
+    else if (!run_on_threads(*lane, count)) while (do_one(*lane)) {}
+    const Status task_status = lane->failed.load(std::memory_order_relaxed);
+    lane->taken.store(false, std::memory_order_release);
+    return status != SKERRY_OK ? status : task_status;
+}
+
+} // namespace skerry
