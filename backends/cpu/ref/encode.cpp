@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: MIT
+#include "codec/channel.hpp"
+#include "codec/rotary.hpp"
+#include "codec/rotation.hpp"
+#include "cpu/ref/codes.hpp"
+#include "cpu/ref/ref.hpp"
+#include "cpu/ref/search.hpp"
+
+#include <bit>
+#include <cmath>
+
+// Encoders on all instruction sets store the same bytes, so every rounding below is part of the format: no fused multiply-add,
+// sums over channels in four interleaved parts, (0 + 1) + (2 + 3) at the end.
+
+namespace skerry::ref {
+
+namespace {
+
+float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
+
+struct FourSums {
+    float part[4] = {0, 0, 0, 0};
+    void add(int32_t channel, float value) { part[channel & 3] += value; }
+    float total() const { return (part[0] + part[1]) + (part[2] + part[3]); }
+};
+
+// min(value, most), and `most` for a NaN, as the vector units' minimum does it.
+float at_most(float value, float most) { return value < most ? value : most; }
+
+// Level of a magnitude, counted outwards from the centre: 0 is the half step next to it.
+float outward_level(float magnitude, float inverse_step, float most) {
+    return static_cast<float>(static_cast<int32_t>(at_most(magnitude * inverse_step, most)));
+}
+
+void encode_row(const skerry_code_params &params, const float *row, int32_t token, uint8_t *part, float *y) {
+    const int32_t dim = params.dim;
+    const bool is_key = params.side == SKERRY_SIDE_KEY, is_rotated = hadamard_size(dim) > 1;
+    float largest = 0;
+    for (int32_t c = 0; c < dim; ++c) {
+        float value = is_key ? (row[c] - params.epoch->mean[c]) * params.epoch->balance[c] : row[c];
+        value = at_most(value, row_limit);
+        value = value > -row_limit ? value : -row_limit;
+        y[c] = is_rotated && rotation_flips(c) ? -value : value;
+        largest = std::abs(value) > largest ? std::abs(value) : largest;
+    }
+    if (largest == 0) return;
+
+    // Powers of two change no digit, and keep the squares of large and small rows in range.
+    int exponent = static_cast<int>(std::bit_cast<uint32_t>(largest) >> 23) - 127;
+    exponent = exponent > row_exponent_least ? exponent : row_exponent_least;
+    exponent = exponent < row_exponent_most ? exponent : row_exponent_most;
+    const float shrink = power_of_two(-exponent);
+    for (int32_t c = 0; c < dim; ++c) y[c] *= shrink;
+    hadamard_blocks(y, dim);
+
+    FourSums squares;
+    float peak = 0;
+    for (int32_t c = 0; c < dim; ++c) {
+        squares.add(c, y[c] * y[c]);
+        peak = std::abs(y[c]) > peak ? std::abs(y[c]) : peak;
+    }
+    const float square_sum = squares.total();
+
+    const int32_t bits = format_bits(params.format);
+    const float outermost = static_cast<float>((1 << (bits - 1)) - 1);
+    float best_inverse = 0, best_product = 0;
+    const auto try_step = [&](float inverse_step, float &product, float &level_squares) {
+        FourSums products, levels;
+        for (int32_t c = 0; c < dim; ++c) {
+            const float level = outward_level(std::abs(y[c]), inverse_step, outermost) + 0.5f;
+            products.add(c, std::abs(y[c]) * level);
+            levels.add(c, level * level);
+        }
+        product = products.total();
+        level_squares = levels.total();
+    };
+    float level_squares = 0;
+    if (params.format == SKERRY_FORMAT_R8) {
+        best_inverse = 128.0f / peak;
+        try_step(best_inverse, best_product, level_squares);
+    } else {
+        const StepSearch &search = params.format == SKERRY_FORMAT_R2   ? step_search_r2
+                                   : params.format == SKERRY_FORMAT_R3 ? step_search_r3
+                                                                       : step_search_r4;
+        const float inverse_rms = 1.0f / std::sqrt(square_sum / static_cast<float>(dim));
+        float best_gain = -1;
+        for (const float inverse : search.inverse) {
+            float product = 0;
+            try_step(inverse_rms * inverse, product, level_squares);
+            // Under the least-squares scale the squared error is square_sum - product^2 / level_squares.
+            const float gain = product * product / level_squares;
+            if (gain > best_gain) {
+                best_gain = gain;
+                best_inverse = inverse_rms * inverse;
+                best_product = product;
+            }
+        }
+    }
+
+    const float exponent_scale = is_key ? params.epoch->key_exponent_scale : params.epoch->value_exponent_scale;
+    const float scale = square_sum / best_product * rotation_norm(dim) * power_of_two(exponent) * (1.0f / exponent_scale);
+    store_half(part + r_scale_offset(params.format, params.side, dim, params.capacity), static_cast<size_t>(token),
+               f32_to_f16(at_most(scale, f16_largest)));
+    const int32_t half = 1 << (bits - 1);
+    for (int32_t c = 0; c < dim; ++c) {
+        const int32_t level = static_cast<int32_t>(outward_level(std::abs(y[c]), best_inverse, outermost));
+        const int32_t code = half + (std::signbit(y[c]) ? ~level : level);
+        store_code(part, params.format, params.side, dim, params.capacity, token, c, static_cast<uint32_t>(code));
+    }
+}
+
+GridType grid_type(const skerry_code_params &params) {
+    return params.grid_dtype == SKERRY_DTYPE_BF16 ? GridType::bf16 : GridType::f16;
+}
+
+// Keys lose their rotary embedding first, so that a channel is smooth over the tokens of its grid.
+void encode_channel_keys(const skerry_code_params &params, const float *rows, uint8_t *part, float *scratch) {
+    const size_t dim = static_cast<size_t>(params.dim), count = static_cast<size_t>(params.count);
+    const uint32_t bits = static_cast<uint32_t>(format_bits(params.format));
+    const size_t row_bytes = (static_cast<size_t>(params.capacity) * bits + 7) / 8;
+    const float *source = rows;
+    if (params.inverse_frequencies != nullptr) {
+        const RotaryGeometry geometry{static_cast<uint32_t>(params.rotary_dims),
+                                      params.rotary_pairing == SKERRY_ROTARY_INTERLEAVED ? RotaryPairing::interleaved
+                                                                                         : RotaryPairing::half_split,
+                                      params.attention_factor, params.inverse_frequencies};
+        float *const table = scratch + dim * count;
+        std::memcpy(scratch, rows, dim * count * sizeof(float));
+        for (size_t t = 0; t < count; ++t) {
+            rotary_table(geometry, static_cast<uint64_t>(params.position) + t, table);
+            rotary_unrotate(geometry, table, scratch + t * dim);
+        }
+        source = scratch;
+    }
+    uint8_t *const scales = part + c_code_bytes(params.format, params.side, params.dim, params.capacity);
+    for (size_t c = 0; c < dim; ++c) {
+        const ChannelGrid grid =
+            channel_encode_group(source + c, dim, count, bits, grid_type(params), part + c * row_bytes);
+        store_half(scales, c, grid.scale);
+        store_half(scales, dim + c, grid.zero);
+    }
+}
+
+void encode_channel_values(const skerry_code_params &params, const float *rows, uint8_t *part, float *scratch) {
+    const size_t dim = static_cast<size_t>(params.dim), count = static_cast<size_t>(params.count);
+    const size_t groups = static_cast<size_t>(c_value_groups(params.dim, params.value_group));
+    const size_t group = groups == 1 ? dim : static_cast<size_t>(params.value_group);
+    const uint32_t bits = static_cast<uint32_t>(format_bits(params.format)), per_byte = 8 / bits, mask = (1u << bits) - 1u;
+    const size_t row_bytes = (dim * bits + 7) / 8;
+    uint8_t *const scales = part + c_code_bytes(params.format, params.side, params.dim, params.capacity);
+    uint8_t *const zeros = scales + 2 * groups * static_cast<size_t>(params.capacity);
+    uint8_t *const codes = reinterpret_cast<uint8_t *>(scratch);
+    for (size_t t = 0; t < count; ++t) {
+        for (size_t g = 0; g < groups; ++g) {
+            const size_t begin = g * group, length = begin + group <= dim ? group : dim - begin;
+            std::memset(codes, 0, length);
+            const ChannelGrid grid = channel_encode_group(rows + t * dim + begin, 1, length, bits, grid_type(params), codes);
+            store_half(scales, t * groups + g, grid.scale);
+            store_half(zeros, t * groups + g, grid.zero);
+            // Codes run on over groups, which need not begin at a byte.
+            for (size_t i = 0; i < length; ++i) {
+                const uint32_t code = (uint32_t(codes[i / per_byte]) >> (bits * (i % per_byte))) & mask;
+                uint8_t &byte = part[t * row_bytes + (begin + i) / per_byte];
+                byte = static_cast<uint8_t>(byte | (code << (bits * ((begin + i) % per_byte))));
+            }
+        }
+    }
+}
+
+} // namespace
+
+void encode(const skerry_code_params *params, const float *rows, void *part, void *scratch) {
+    uint8_t *const out = static_cast<uint8_t *>(part);
+    float *const numbers = static_cast<float *>(scratch);
+    std::memset(out, 0, part_bytes(params->format, params->side, params->dim, params->capacity, params->value_group));
+    if (is_full_format(params->format)) {
+        append(params->format, params->side, params->dim, params->capacity, 0, params->count, rows, params->dim, part);
+    } else if (is_r_format(params->format)) {
+        for (int32_t t = 0; t < params->count; ++t) {
+            encode_row(*params, rows + static_cast<size_t>(t) * static_cast<size_t>(params->dim), t, out, numbers);
+        }
+    } else if (params->side == SKERRY_SIDE_KEY) {
+        encode_channel_keys(*params, rows, out, numbers);
+    } else {
+        encode_channel_values(*params, rows, out, numbers);
+    }
+}
+
+} // namespace skerry::ref
