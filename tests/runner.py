@@ -52,6 +52,7 @@ def select(lanes, wanted_suite):
                 continue
             if wanted_suite and wanted_suite != lane and wanted_suite not in suites:
                 continue
+            test["workdir"] = test["workdir"] or directory
             chosen.append((lane, test))
     return chosen
 
@@ -121,7 +122,7 @@ def doctest_detail(node):
             expanded = (child.findtext("Expanded") or "").strip()
             lines.append(f"  {child.get('filename')}:{child.get('line')}: {child.get('type')}"
                          f"({(child.findtext('Original') or '').strip()}) is {expanded}")
-        if child.tag in ("Exception", "Message"):
+        if child.tag in ("Exception", "Message", "Info"):
             text = " ".join("".join(child.itertext()).split())
             lines.append(f"  {child.tag.lower()}: {text}")
     return "\n".join(lines)
@@ -238,8 +239,8 @@ def report(result, place):
             print(f"    FAILED: {case.name}")
             if case.detail:
                 print("    " + case.detail.replace("\n", "\n    "))
-    if failed and result.output.strip():
-        lines = result.output.rstrip().splitlines()
+    lines = [line for line in result.output.rstrip().splitlines() if not re.match(r"ok \d|not ok \d|# |1\.\.", line)]
+    if failed and lines:
         print(f"    output of {' '.join(result.test['cmd'])}:")
         if len(lines) > TAIL_LINES:
             print(f"    ... {len(lines) - TAIL_LINES} lines before")

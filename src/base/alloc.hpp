@@ -1,5 +1,6 @@
 #pragma once
-// Every byte of host memory that the library holds comes through an Allocator, which counts it under an owner.
+// Every byte of host memory that the library holds comes through an Allocator, which counts it under an
+// owner.
 
 #include <algorithm>
 #include <atomic>
@@ -72,7 +73,8 @@ public:
     // Holds nothing and cannot grow until another Buffer is moved into it.
     Buffer() noexcept = default;
     Buffer(Allocator &allocator, Owner owner, size_t alignment = alignof(T)) noexcept
-        : allocator_(&allocator), alignment_(std::max(alignment, Allocator::default_alignment)), owner_(owner) {}
+        : allocator_(&allocator), alignment_(std::max(alignment, Allocator::default_alignment)),
+          owner_(owner) {}
     Buffer(const Buffer &) = delete;
     Buffer &operator=(const Buffer &) = delete;
     Buffer(Buffer &&other) noexcept { swap(other); }
@@ -250,7 +252,8 @@ public:
     Owned(Allocator &allocator, Owner owner, T *object) noexcept
         : allocator_(&allocator), object_(object), owner_(owner) {}
     Owned(Owned &&other) noexcept
-        : allocator_(other.allocator_), object_(std::exchange(other.object_, nullptr)), owner_(other.owner_) {}
+        : allocator_(other.allocator_), object_(std::exchange(other.object_, nullptr)),
+          owner_(other.owner_) {}
     Owned &operator=(Owned &&other) noexcept {
         if (this != &other) {
             reset();

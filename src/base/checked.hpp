@@ -1,6 +1,7 @@
 #pragma once
-// Sizes that come from a caller's numbers. Each function returns false and leaves `out` alone when the exact result
-// does not fit; there is no saturating or wrapping variant, so that no allocation can be smaller than what was meant.
+// Sizes that come from a caller's numbers. Each function returns false and leaves `out` alone when the exact
+// result does not fit; there is no saturating or wrapping variant, so that no allocation can be smaller than
+// what was meant.
 
 #include <concepts>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// 16-bit floats as bit patterns. Rounding is to nearest, ties to even, like the vector units' conversions, so that
-// every implementation of a kernel stores the same bytes.
+// 16-bit floats as bit patterns. Rounding is to nearest, ties to even, like the vector units' conversions, so
+// that every implementation of a kernel stores the same bytes.
 
 #include <bit>
 #include <cstdint>

@@ -4,8 +4,8 @@
 
 namespace skerry {
 
-// Ids for objects of one kind. An id carries its slot's generation, so that one whose object is gone is recognised and
-// never mistaken for the slot's next object. Zero is never an id. One user at a time.
+// Ids for objects of one kind. An id carries its slot's generation, so that one whose object is gone is
+// recognised and never mistaken for the slot's next object. Zero is never an id. One user at a time.
 template <class T>
 class HandleTable {
     static_assert(std::is_trivially_copyable_v<T>, "hold a pointer or an index");

@@ -71,8 +71,8 @@ void make_one_line(char *text, size_t length) noexcept {
     }
 }
 
-Status fail(skerry_error *error, Status status, uint32_t subject, int32_t index, int64_t found, int64_t allowed,
-            const char *format, ...) noexcept {
+Status fail(skerry_error *error, Status status, uint32_t subject, int32_t index, int64_t found,
+            int64_t allowed, const char *format, ...) noexcept {
     if (error == nullptr) return status;
     skerry_error full{};
     full.struct_size = error->struct_size;

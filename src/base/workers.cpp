@@ -53,10 +53,10 @@ Workers::~Workers() { stop_threads(); }
 
 void Workers::stop_threads() noexcept {
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const Lock lock(mutex_);
         stopping_ = true;
     }
-    work_.notify_all();
+    work_.wake_all();
     for (const pthread_t thread : threads_) pthread_join(thread, nullptr);
     threads_.clear();
 }
@@ -89,19 +89,20 @@ void *Workers::thread_main(void *self) {
 }
 
 void Workers::serve() noexcept {
-    std::unique_lock<std::mutex> lock(mutex_);
+    mutex_.lock();
     uint64_t seen = 0;
     for (;;) {
-        work_.wait(lock, [&] { return stopping_ || (current_ != nullptr && round_ != seen); });
-        if (stopping_) return;
+        work_.wait(mutex_, [&] { return stopping_ || (current_ != nullptr && round_ != seen); });
+        if (stopping_) break;
         seen = round_;
         Lane &lane = *current_;
         ++active_;
-        lock.unlock();
+        mutex_.unlock();
         while (do_one(lane)) {}
-        lock.lock();
-        if (--active_ == 0) idle_.notify_one();
+        mutex_.lock();
+        if (--active_ == 0) idle_.wake_one();
     }
+    mutex_.unlock();
 }
 
 Workers::Lane *Workers::take_lane() noexcept {
@@ -135,16 +136,16 @@ Status Workers::run_on_host(Lane &lane, int32_t count) noexcept {
 
 bool Workers::run_on_threads(Lane &lane, int32_t count) noexcept {
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
+        const Lock lock(mutex_);
         if (current_ != nullptr) return false;
         current_ = &lane;
         ++round_;
     }
     const size_t helpers = std::min(threads_.size(), static_cast<size_t>(count - 1));
-    for (size_t i = 0; i < helpers; ++i) work_.notify_one();
+    for (size_t i = 0; i < helpers; ++i) work_.wake_one();
     while (do_one(lane)) {}
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [&] { return active_ == 0; });
+    const Lock lock(mutex_);
+    idle_.wait(mutex_, [&] { return active_ == 0; });
     current_ = nullptr;
     return true;
 }

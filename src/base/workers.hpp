@@ -1,36 +1,36 @@
 #pragma once
-// Parallel loops on whatever threads the host allows: its own loop, threads of ours, or the calling thread alone.
-
-#include <pthread.h>
+// Parallel loops on whatever threads the host allows: its own loop, threads of ours, or the calling thread
+// alone.
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <type_traits>
 
 #include <skerry/hooks.h>
 
 #include "base/alloc.hpp"
 #include "base/status.hpp"
+#include "base/sync.hpp"
 
 namespace skerry {
 
 class Workers {
 public:
-    // With a `parallel_for` the host's threads do the work and `thread_count` is not used; otherwise that many threads
-    // are started here and live as long as the object. Throws std::bad_alloc when they cannot be had.
+    // With a `parallel_for` the host's threads do the work and `thread_count` is not used; otherwise that
+    // many threads are started here and live as long as the object. Throws std::bad_alloc when they cannot be
+    // had.
     Workers(Allocator &allocator, skerry_parallel_for_fn parallel_for, void *user, uint32_t thread_count);
     ~Workers();
     Workers(const Workers &) = delete;
     Workers &operator=(const Workers &) = delete;
 
-    // Calls task(i) once for every i in [0, count), in any order, and returns when no call is running any more.
-    // Allocates nothing. Several threads may call it at once; a run that finds the others busy is done by its
-    // caller alone. A task does not call it.
+    // Calls task(i) once for every i in [0, count), in any order, and returns when no call is running any
+    // more. Allocates nothing. Several threads may call it at once; a run that finds the others busy is done
+    // by its caller alone. A task does not call it.
     //
-    // SKERRY_ERROR_INTERNAL: the host's loop reported failure or left tasks out. SKERRY_ERROR_OUT_OF_MEMORY: a task
-    // threw std::bad_alloc. In both cases tasks may be missing, so only results that nobody has seen may be written.
+    // SKERRY_ERROR_INTERNAL: the host's loop reported failure or left tasks out. SKERRY_ERROR_OUT_OF_MEMORY:
+    // a task threw std::bad_alloc. In both cases tasks may be missing, so only results that nobody has seen
+    // may be written.
     template <class Task>
     Status run(int32_t count, Task &&task) noexcept {
         using Plain = std::remove_reference_t<Task>;
@@ -40,14 +40,17 @@ public:
     }
 
     // Threads that can take part, the caller's included; 0 when only the host knows.
-    uint32_t concurrency() const noexcept { return parallel_for_ != nullptr ? 0 : static_cast<uint32_t>(threads_.size()) + 1; }
+    uint32_t concurrency() const noexcept {
+        return parallel_for_ != nullptr ? 0 : static_cast<uint32_t>(threads_.size()) + 1;
+    }
 
 private:
     using Call = void (*)(void *object, int32_t index);
 
-    // One loop in progress. Tasks are claimed by counting `unclaimed` down, whatever index a host passes, so that an index
-    // passed twice or a call that comes late can neither repeat a task nor reach a loop that has ended. The other fields
-    // are read only after a successful claim and written only when no claimed task is left.
+    // One loop in progress. Tasks are claimed by counting `unclaimed` down, whatever index a host passes, so
+    // that an index passed twice or a call that comes late can neither repeat a task nor reach a loop that
+    // has ended. The other fields are read only after a successful claim and written only when no claimed
+    // task is left.
     struct Lane {
         std::atomic<int32_t> unclaimed{0};
         std::atomic<int32_t> finished{0};
@@ -76,9 +79,9 @@ private:
     Buffer<pthread_t> threads_;
     Lane lanes_[lane_count];
 
-    std::mutex mutex_;
-    std::condition_variable work_;
-    std::condition_variable idle_;
+    Mutex mutex_;
+    Condition work_;
+    Condition idle_;
     Lane *current_ = nullptr; // guarded by mutex_, like the three below
     uint64_t round_ = 0;
     uint32_t active_ = 0;

@@ -15,7 +15,8 @@ uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 double f16_by_definition(uint16_t half) {
     const int exponent = (half >> 10) & 0x1f;
     const int mantissa = half & 0x3ff;
-    const double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
     return (half & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
@@ -34,8 +35,11 @@ TEST_CASE("half: all 65,536 f16 patterns widen to the value of the definition an
             wrong_trip += f32_to_f16(wide) != (half | 0x200); // quiet, payload and sign kept
             continue;
         }
-        if ((half & 0x7fff) == 0x7c00) wrong_value += !std::isinf(wide) || std::signbit(wide) != (half >> 15 != 0);
-        else wrong_value += bits_of(wide) != bits_of(static_cast<float>(f16_by_definition(half)));
+        if ((half & 0x7fff) == 0x7c00) {
+            wrong_value += !std::isinf(wide) || std::signbit(wide) != (half >> 15 != 0);
+        } else {
+            wrong_value += bits_of(wide) != bits_of(static_cast<float>(f16_by_definition(half)));
+        }
         wrong_trip += f32_to_f16(wide) != half;
     }
     CHECK(wrong_value == 0);

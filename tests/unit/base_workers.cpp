@@ -143,7 +143,7 @@ TEST_CASE("workers: the host's loop is used, in whatever way it spreads the work
 
 TEST_CASE("workers: a host's loop that does not do its work is found out") {
     Allocator allocator;
-    for (const skerry_parallel_for_fn host : {loop_that_leaves_out_one, loop_that_gives_up, loop_that_throws}) {
+    for (const auto host : {loop_that_leaves_out_one, loop_that_gives_up, loop_that_throws}) {
         Workers workers(allocator, host, nullptr, 0);
         std::atomic<int> done{0};
         CHECK(workers.run(8, [&](int32_t) { done.fetch_add(1); }) == SKERRY_ERROR_INTERNAL);
