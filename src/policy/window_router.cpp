@@ -16,48 +16,45 @@ int64_t raised(int64_t rank, uint32_t num, uint32_t den) {
     return static_cast<int64_t>(whole * num + part);
 }
 
-class Order {
-public:
-    Order(const WindowRoute &route, std::span<const WindowCandidate> candidates, bool for_full)
-        : route_(route), candidates_(candidates), for_full_(for_full),
-          favours_(route.margin_num > route.margin_den) {}
+constexpr uint32_t no_resident = uint32_t(1) << 31;
 
-    bool operator()(uint32_t a, uint32_t b) const {
-        const WindowCandidate &x = candidates_[a], &y = candidates_[b];
-        const bool x_barred = barred(x), y_barred = barred(y);
-        if (x_barred != y_barred) return y_barred;
-        const bool x_resident = favours_ && resident(x), y_resident = favours_ && resident(y);
-        const int64_t x_rank = x_resident ? raised(x.rank, route_.margin_num, route_.margin_den) : x.rank;
-        const int64_t y_rank = y_resident ? raised(y.rank, route_.margin_num, route_.margin_den) : y.rank;
-        if (x_rank != y_rank) return x_rank > y_rank;
-        if (x_resident != y_resident) return x_resident;
-        return x.id < y.id;
+bool before(const WindowSlot &a, const WindowSlot &b) {
+    return a.key != b.key ? a.key > b.key : a.tie < b.tie;
+}
+
+// Fills key and tie. Candidates ascend by id, so the index stands for it.
+void value(const WindowRoute &route, std::span<const WindowCandidate> candidates, std::span<WindowSlot> slots,
+           bool for_full) {
+    const bool favours = route.margin_num > route.margin_den;
+    for (WindowSlot &slot : slots) {
+        const WindowCandidate &c = candidates[slot.index];
+        const bool resident =
+            favours && (c.tier == WindowTier::full || (!for_full && c.tier == WindowTier::quantised));
+        slot.key = resident ? raised(c.rank, route.margin_num, route.margin_den) : c.rank;
+        slot.tie = slot.index | (resident ? 0 : no_resident);
     }
+}
 
-    bool barred(const WindowCandidate &c) const {
-        return for_full_ && !route_.promotion && c.tier == WindowTier::quantised;
+// The best `count` come first, in no order.
+void select(std::span<WindowSlot> slots, size_t count) {
+    if (count != 0 && count < slots.size()) {
+        std::nth_element(slots.begin(), slots.begin() + std::ptrdiff_t(count), slots.end(), before);
     }
+}
 
-private:
-    bool resident(const WindowCandidate &c) const {
-        return c.tier == WindowTier::full || (!for_full_ && c.tier == WindowTier::quantised);
-    }
+size_t at_most(size_t count, uint64_t slots) { return count < slots ? count : static_cast<size_t>(slots); }
 
-    const WindowRoute &route_;
-    std::span<const WindowCandidate> candidates_;
-    bool for_full_;
-    bool favours_;
-};
-
-// order[0, winners) go to full. Undoes exchanges, those of least gain first, until at most `cap` windows
-// cross the border of the full tier; returns the number of winners that remain.
-size_t hold_to_cap(std::span<const WindowCandidate> candidates, std::span<uint32_t> order, size_t winners,
+// order[0, winners) go to full, the others lost. Undoes exchanges, those of least gain first, until at most
+// `cap` windows cross the border of the full tier; returns the number of winners that remain.
+size_t hold_to_cap(std::span<const WindowCandidate> candidates, std::span<WindowSlot> order, size_t winners,
                    uint64_t cap, uint64_t *given_up) {
-    const auto tier = [&](size_t i) { return candidates[order[i]].tier; };
+    const auto tier = [&](size_t i) { return candidates[order[i].index].tier; };
     uint64_t crossing = 0;
     for (size_t i = 0; i < order.size(); ++i) {
         crossing += tier(i) == (i < winners ? WindowTier::quantised : WindowTier::full);
     }
+    if (crossing <= cap) return winners;
+    std::sort(order.begin(), order.end(), before);
     // Losers are sorted, so the first one found is the best of its tier. The places only move forward.
     size_t best_full = winners, best_fresh = winners;
     const auto next = [&](size_t from, WindowTier wanted) {
@@ -94,39 +91,41 @@ size_t hold_to_cap(std::span<const WindowCandidate> candidates, std::span<uint32
 } // namespace
 
 WindowMoves route_windows(const WindowRoute &route, std::span<const WindowCandidate> candidates,
-                          std::span<WindowTier> targets, std::span<uint32_t> scratch) {
+                          std::span<WindowTier> targets, std::span<WindowSlot> scratch) {
     WindowMoves moves;
-    size_t eligible = 0;
+    // Rivals for the full tier grow from the front, those barred from it from the back.
+    size_t rivals = 0, back = candidates.size();
     for (size_t i = 0; i < candidates.size(); ++i) {
+        const bool is_quantised = candidates[i].tier == WindowTier::quantised;
         if (route.protect_unscored && candidates[i].unscored) {
-            const bool quantised = candidates[i].tier == WindowTier::quantised;
-            targets[i] = quantised ? WindowTier::quantised : WindowTier::full;
+            targets[i] = is_quantised ? WindowTier::quantised : WindowTier::full;
             moves.protected_windows += 1;
         } else {
-            scratch[eligible++] = static_cast<uint32_t>(i);
+            const size_t place = is_quantised && !route.promotion ? --back : rivals++;
+            scratch[place].index = static_cast<uint32_t>(i);
         }
     }
-    const std::span<uint32_t> order = scratch.first(eligible);
+    size_t eligible = rivals;
+    for (; back < candidates.size(); ++back)
+        scratch[eligible++].index = scratch[back].index;
 
-    // std::sort neither allocates nor needs stability here: the order is total because ids differ.
-    const Order by_full(route, candidates, true);
-    std::sort(order.begin(), order.end(), by_full);
-    size_t full = 0;
-    while (full < eligible && full < route.full_slots && !by_full.barred(candidates[order[full]]))
-        ++full;
-
+    value(route, candidates, scratch.first(rivals), true);
+    size_t full = at_most(rivals, route.full_slots);
+    select(scratch.first(rivals), full);
     if (route.cap_den != 0) {
         const uint64_t share = uint64_t(candidates.size()) * route.cap_num / route.cap_den;
-        full = hold_to_cap(candidates, order, full, std::max<uint64_t>(share, 2), &moves.given_up);
+        full = hold_to_cap(candidates, scratch.first(rivals), full, std::max<uint64_t>(share, 2),
+                           &moves.given_up);
     }
 
-    const auto rest = order.subspan(full);
-    std::sort(rest.begin(), rest.end(), Order(route, candidates, false));
-    const size_t quantised =
-        rest.size() < route.quantised_slots ? rest.size() : static_cast<size_t>(route.quantised_slots);
+    const std::span<WindowSlot> rest = scratch.subspan(full, eligible - full);
+    value(route, candidates, rest, false);
+    const size_t quantised = at_most(rest.size(), route.quantised_slots);
+    select(rest, quantised);
 
     for (size_t i = 0; i < eligible; ++i) {
-        const WindowTier from = candidates[order[i]].tier;
+        const uint32_t index = scratch[i].index;
+        const WindowTier from = candidates[index].tier;
         WindowTier to = WindowTier::evicted;
         if (i < full) {
             to = WindowTier::full;
@@ -135,7 +134,7 @@ WindowMoves route_windows(const WindowRoute &route, std::span<const WindowCandid
             to = WindowTier::quantised;
             moves.demoted += from == WindowTier::full;
         }
-        targets[order[i]] = to;
+        targets[index] = to;
     }
     moves.full = full;
     moves.quantised = quantised;

@@ -54,8 +54,16 @@ struct WindowMoves {
     uint64_t given_up = 0; // exchanges undone by the cap
 };
 
-// `candidates` ascend by id; `targets` and `scratch` hold as many entries. O(n log n).
+// Scratch; its contents mean nothing before or after a call.
+struct WindowSlot {
+    int64_t key = 0;
+    uint32_t tie = 0;
+    uint32_t index = 0;
+};
+
+// `candidates`, fewer than 2^31, ascend by id; `targets` and `scratch` hold as many entries. O(n) as a rule,
+// O(n log n) at most.
 WindowMoves route_windows(const WindowRoute &route, std::span<const WindowCandidate> candidates,
-                          std::span<WindowTier> targets, std::span<uint32_t> scratch);
+                          std::span<WindowTier> targets, std::span<WindowSlot> scratch);
 
 } // namespace skerry

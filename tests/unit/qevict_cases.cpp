@@ -88,7 +88,7 @@ public:
         for (const auto &[id, tier] : current)
             candidates.push_back({to_mass(scores.at(id)), id, tier, false});
         std::vector<WindowTier> targets(candidates.size());
-        std::vector<uint32_t> scratch(candidates.size());
+        std::vector<WindowSlot> scratch(candidates.size());
         moves = route_windows(route_, candidates, targets, scratch);
         tiers_.clear();
         dropped.clear();
@@ -362,7 +362,7 @@ TEST_CASE("QEvict case 09: sinks and local windows are never candidates") {
         for (size_t j = 0; j < candidates.size(); ++j)
             candidates[j].id = static_cast<uint32_t>(j);
         std::vector<WindowTier> targets(candidates.size());
-        std::vector<uint32_t> scratch(candidates.size());
+        std::vector<WindowSlot> scratch(candidates.size());
         WindowRoute route;
         route.full_slots = plan.full_slots;
         route.quantised_slots = plan.quantised_slots;
@@ -568,7 +568,7 @@ TEST_CASE("QEvict case 21: one-way variant") {
     for (const auto &[id, tier] : before)
         candidates.push_back({to_mass(event_3.at(id)), id, tier, false});
     std::vector<WindowTier> targets(5);
-    std::vector<uint32_t> scratch(5);
+    std::vector<WindowSlot> scratch(5);
     WindowRoute route;
     route.full_slots = 2;
     route.quantised_slots = 2;

@@ -29,10 +29,10 @@ struct Routed {
     WindowMoves moves;
 };
 
-Routed run(const WindowRoute &route, const std::vector<WindowCandidate> &candidates, uint32_t fill = 0) {
+Routed run(const WindowRoute &route, const std::vector<WindowCandidate> &candidates, int64_t fill = 0) {
     Routed r;
     r.targets.assign(candidates.size(), WindowTier::fresh);
-    std::vector<uint32_t> scratch(candidates.size(), fill);
+    std::vector<WindowSlot> scratch(candidates.size(), WindowSlot{fill, uint32_t(fill), uint32_t(fill)});
     r.moves = route_windows(route, candidates, r.targets, scratch);
     return r;
 }
@@ -85,7 +85,7 @@ TEST_CASE("QEvict routing equals a stable sort") {
         route.promotion = round % 3 != 0;
         const Routed r = run(route, candidates);
         CHECK(r.targets == oracle(route, candidates));
-        CHECK(run(route, candidates, 0xffffffffu).targets == r.targets);
+        CHECK(run(route, candidates, -1).targets == r.targets);
         CHECK(r.moves.full + r.moves.quantised + r.moves.evicted == candidates.size());
     }
 }
@@ -150,7 +150,7 @@ TEST_CASE("QEvict routing: slots, protection and the cap hold together") {
         route.cap_num = 1;
         route.cap_den = 8;
         const Routed r = run(route, candidates);
-        CHECK(run(route, candidates, 0xffffffffu).targets == r.targets);
+        CHECK(run(route, candidates, -1).targets == r.targets);
 
         uint64_t full = 0, quantised = 0, crossing = 0, residents = 0, free_crossing = 0;
         for (size_t i = 0; i < candidates.size(); ++i) {
