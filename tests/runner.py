@@ -4,7 +4,7 @@
     tests/runner.py [--jobs N] [--suite NAME] [--quick] LANE=BUILD_DIRECTORY...
 
 The lane 'main' runs every test; another lane runs the tests whose suites name it. Each test says in SKERRY_TEST_FORMAT
-how it reports its cases: doctest, tap or pytest; one that says nothing is a single case that passes with exit status 0.
+how it reports its cases: doctest or tap; one that says nothing is a single case that passes with exit status 0.
 The last line is 'N passed, M failed'. A case that asserts nothing counts as failed, as does every case that a crashed
 program left out.
 """
@@ -176,40 +176,13 @@ def run_tap(command, environment, directory, limit):
     return status, output, cases
 
 
-def run_pytest(command, environment, directory, limit):
-    handle, report = tempfile.mkstemp(suffix=".xml")
-    os.close(handle)
-    cases = []
-    try:
-        status, output = execute(command + ["-q", "-p", "no:cacheprovider", "--junitxml=" + report],
-                                 environment, directory, limit)
-        try:
-            for node in ElementTree.parse(report).iter("testcase"):
-                name = f"{node.get('classname')}::{node.get('name')}"
-                bad = [child for child in node if child.tag in ("failure", "error")]
-                skipped = node.find("skipped")
-                if bad:
-                    cases.append(Case(name, "failed", "  " + (bad[0].get("message") or "")))
-                elif skipped is not None:
-                    cases.append(Case(name, "skipped", skipped.get("message") or ""))
-                else:
-                    cases.append(Case(name, "passed"))
-        except (ElementTree.ParseError, OSError):
-            pass
-    finally:
-        os.unlink(report)
-    if not cases or (status != 0 and not any(case.state == "failed" for case in cases)):
-        cases.append(Case("the program", "failed", "  " + describe(status, limit)))
-    return status, output, cases
-
-
 def run_plain(command, environment, directory, limit):
     status, output = execute(command, environment, directory, limit)
     state = "passed" if status == 0 else "failed"
     return status, output, [Case("exit status", state, "  " + describe(status, limit))]
 
 
-FORMATS = {"doctest": run_doctest, "tap": run_tap, "pytest": run_pytest, None: run_plain}
+FORMATS = {"doctest": run_doctest, "tap": run_tap, None: run_plain}
 
 
 def run_test(lane, test, quick):
