@@ -10,6 +10,23 @@ namespace {
 
 constexpr size_t thread_stack_bytes = size_t{1} << 20;
 
+// Waking a sleeping thread takes about 50 microseconds, longer than a layer of a small model, and the layers of a step
+// follow each other within that time. So waiting begins with this many pauses, some 20 to 50 microseconds.
+constexpr int pauses_before_sleep = 1000;
+
+void pause_briefly() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+template <class Done>
+void wait_a_moment(Done &&done) noexcept {
+    for (int i = 0; i < pauses_before_sleep && !done(); ++i) pause_briefly();
+}
+
 // Signals of the host are for the host's threads.
 class BlockedSignals {
 public:
@@ -94,13 +111,16 @@ void Workers::serve() noexcept {
     for (;;) {
         work_.wait(mutex_, [&] { return stopping_ || (current_ != nullptr && round_ != seen); });
         if (stopping_) break;
-        seen = round_;
+        seen = round_.load(std::memory_order_relaxed);
         Lane &lane = *current_;
         ++active_;
         mutex_.unlock();
         while (do_one(lane)) {}
         mutex_.lock();
         if (--active_ == 0) idle_.wake_one();
+        mutex_.unlock();
+        wait_a_moment([&] { return round_.load(std::memory_order_relaxed) != seen; });
+        mutex_.lock();
     }
     mutex_.unlock();
 }
@@ -139,11 +159,12 @@ bool Workers::run_on_threads(Lane &lane, int32_t count) noexcept {
         const Lock lock(mutex_);
         if (current_ != nullptr) return false;
         current_ = &lane;
-        ++round_;
+        round_.fetch_add(1, std::memory_order_relaxed);
     }
     const size_t helpers = std::min(threads_.size(), static_cast<size_t>(count - 1));
     for (size_t i = 0; i < helpers; ++i) work_.wake_one();
     while (do_one(lane)) {}
+    wait_a_moment([&] { return lane.finished.load(std::memory_order_relaxed) == count; });
     const Lock lock(mutex_);
     idle_.wait(mutex_, [&] { return active_ == 0; });
     current_ = nullptr;

@@ -82,8 +82,8 @@ private:
     Mutex mutex_;
     Condition work_;
     Condition idle_;
-    Lane *current_ = nullptr; // guarded by mutex_, like the three below
-    uint64_t round_ = 0;
+    std::atomic<uint64_t> round_{0}; // written under mutex_, read without it by threads that wait a moment
+    Lane *current_ = nullptr;        // guarded by mutex_, like the two below
     uint32_t active_ = 0;
     bool stopping_ = false;
 };
