@@ -6,7 +6,9 @@ The model never stores keys or values itself. Once per layer it calls
 
 with q[n, heads, d], k and v[n, kv_heads, d], all float32 and contiguous, keys and
 queries already rotated, and expects out[n, heads, d]. A pass over n tokens is
-bracketed by cache.begin(n) and cache.commit(); cache.abort() ends a failed one.
+bracketed by cache.begin(n, more) and cache.commit(); cache.abort() ends a failed one.
+`more` says that these tokens belong to a prompt that goes on. cache.room() is the
+largest pass the cache takes now, or None; prefill cuts its chunks there.
 """
 
 import importlib.util
@@ -58,6 +60,10 @@ class Config:
         """Rotation per position of each channel pair (i, i + head_dim / 2)."""
         half = np.arange(0, self.head_dim, 2, dtype=np.float64) / self.head_dim
         return (1.0 / self.rope_base ** half).astype(np.float32)
+
+    def cache_bytes(self, tokens, bytes_per_value=2):
+        """Bytes of the whole cache of `tokens` tokens, at 16 bits a value unless told otherwise."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value * tokens
 
 
 def rms_norm(x, weight, eps):
@@ -145,11 +151,6 @@ class Model:
     def vocab(self):
         return self.head.shape[0]
 
-    def cache_bytes(self, tokens, bytes_per_value=2):
-        """Bytes of the whole cache of `tokens` tokens at 16 bits a value."""
-        c = self.config
-        return 2 * c.layers * c.kv_heads * c.head_dim * bytes_per_value * tokens
-
     def _tables(self, end):
         if len(self._cos) < end:
             size = max(end, 2 * len(self._cos), 1024)
@@ -159,7 +160,7 @@ class Model:
             self._sin = np.sin(angle).astype(np.float32)
         return self._cos, self._sin
 
-    def forward(self, tokens, cache, start, logits="last"):
+    def forward(self, tokens, cache, start, logits="last", more=False):
         """Run `tokens` at positions start, start + 1, ... and return logits.
 
         `logits` is "all" for [n, vocab], "last" for [1, vocab] or "none" for None.
@@ -173,7 +174,7 @@ class Model:
         q_rows = c.heads * c.head_dim
         k_rows = c.kv_heads * c.head_dim
         x = self.embedding[tokens]
-        cache.begin(n)
+        cache.begin(n, more)
         try:
             for i, layer in enumerate(self.layers):
                 h = rms_norm(x, layer.attn_norm, c.norm_eps)
@@ -205,16 +206,25 @@ class Model:
             return None
         return rms_norm(x, self.final_norm, c.norm_eps) @ self.head.T
 
-    def prefill(self, tokens, cache, start=0, chunk=256, logits="last", bar=None):
-        """Read a long prompt in chunks; returns what `forward` would for the last chunk."""
-        out = None
-        for at in range(0, len(tokens), chunk):
-            part = tokens[at:at + chunk]
-            last = at + chunk >= len(tokens)
-            out = self.forward(part, cache, start + at, logits if last else "none")
+    def prefill(self, tokens, cache, start, chunk=256, logits="last", prompt=False, bar=None):
+        """Read many tokens in chunks.
+
+        With logits "all" the rows of every chunk are returned, else what `forward`
+        returns for the last one. `prompt` marks all chunks but the last as a prompt
+        that goes on.
+        """
+        rows = []
+        at = 0
+        while at < len(tokens):
+            room = cache.room()
+            take = min(chunk, len(tokens) - at, room if room else chunk)
+            last = at + take == len(tokens)
+            rows.append(self.forward(tokens[at:at + take], cache, start + at,
+                                     logits if last or logits == "all" else "none", prompt and not last))
+            at += take
             if bar:
-                bar.step(len(part))
-        return out
+                bar.step(take)
+        return np.concatenate(rows) if logits == "all" else rows[-1]
 
     def generate(self, first_logits, cache, start, limit, stop):
         """Greedy continuation: ids chosen one by one until `stop` or `limit` of them."""

@@ -13,8 +13,8 @@ def softmax_rows(scores):
     return (top + np.log(total))[..., 0]
 
 
-def causal_attention(q, keys, values, key_positions, query_positions):
-    """Attention of one KV head's queries. q[g, n, d], keys and values[t, d].
+def causal_attention(q, keys, values, key_positions, query_positions, bias=None):
+    """Attention of one KV head's queries. q[g, n, d], keys and values[t, d], bias[t].
 
     Returns (out[g, n, d], weights[g, n, t]). A key at position p is seen by
     queries at positions >= p; key positions ascend.
@@ -22,6 +22,8 @@ def causal_attention(q, keys, values, key_positions, query_positions):
     groups, n, d = q.shape
     scores = q.reshape(groups * n, d) @ keys.T
     scores *= np.float32(1.0 / np.sqrt(d))
+    if bias is not None:
+        scores += bias
     scores = scores.reshape(groups, n, len(keys))
     # Only the tail of the keys can lie ahead of a query.
     tail = int(np.searchsorted(key_positions, query_positions[0], side="right"))
@@ -48,7 +50,10 @@ class PlainCache:
         self._k = np.empty(shape, np.float32)
         self._v = np.empty(shape, np.float32)
 
-    def begin(self, n):
+    def room(self):
+        return None
+
+    def begin(self, n, more=False):
         need = self.length + n
         have = self._k.shape[2]
         if need > have:

@@ -1,0 +1,243 @@
+"""The main job: read a document once, answer questions under policies of different sizes.
+
+    python -m smollm2            from the folder examples/, or examples/run from anywhere
+
+Reads examples/data/handbook.txt under the full cache, then under every policy at 20 %
+and 10 % of its bytes, and reports per policy: questions answered, true bytes, distance
+to the full cache, speed. Skerry is run twice over, once with its own attention and once
+with attention written in numpy over what `gather` hands out; both must agree.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+import time
+
+import numpy as np
+
+from . import picture
+from .bar import Bar
+from .model import Model
+from .policies import MAIN, POLICIES, budget_bytes
+from .quality import CONTINUATION_TOKENS, divergence, teacher_force
+from .tokens import Tokens
+from .trace import Trace
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
+OUT = pathlib.Path(__file__).resolve().parent.parent / "out"
+ANSWER_TOKENS = 24
+# Room for a question and its answer, beyond the document.
+TURN_TOKENS = 64
+AGREEMENT = 2e-3
+
+
+def read_questions(path):
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        question, expected = line.split("\t")
+        rows.append((question, expected))
+    return rows
+
+
+class Answers:
+    """Answers to all questions under one cache, and the speed at which they came."""
+
+    def __init__(self, model, tokens, questions, start, fork):
+        self.texts, self.right = [], []
+        generated, seconds = 0, 0.0
+        for question, expected in questions:
+            cache, done = fork()
+            ids = tokens.encode(tokens.chat_ask(question))
+            logits = model.prefill(ids, cache, start)
+            began = time.perf_counter()
+            answer = model.generate(logits, cache, start + len(ids), ANSWER_TOKENS, tokens.end)
+            seconds += time.perf_counter() - began
+            generated += len(answer)
+            done()
+            text = tokens.decode(answer)
+            self.texts.append(text)
+            self.right.append(expected.lower() in text.lower())
+        self.decode_rate = generated / seconds if seconds else 0.0
+
+
+def plain_answers(model, tokens, questions, cache):
+    start = cache.length
+
+    def fork():
+        return cache, lambda: cache.truncate(start)
+
+    return Answers(model, tokens, questions, start, fork)
+
+
+def session_answers(model, tokens, questions, session):
+    def fork():
+        child = session.fork()
+        return child, child.close
+
+    return Answers(model, tokens, questions, session.length, fork)
+
+
+def relative_difference(a, b):
+    return float(np.abs(a - b).max() / np.abs(a).max())
+
+
+class Job:
+    def __init__(self, open_session, questions_limit=None, text="handbook"):
+        self.open_session = open_session
+        self.model, self.tokens = Model(), Tokens()
+        self.config = self.model.config
+        document = (DATA / (text + ".txt")).read_text(encoding="utf-8")
+        ids = self.tokens.encode(self.tokens.chat_start(document + "\n"))
+        self.prompt, self.continuation = ids[:-CONTINUATION_TOKENS], ids[-CONTINUATION_TOKENS:]
+        self.length = len(ids) + TURN_TOKENS
+        self.questions = read_questions(DATA / (text + ".questions.tsv"))[:questions_limit]
+        self.full_bytes = self.config.cache_bytes(self.length)
+
+    def read_plain(self):
+        """The full cache: what everything else is compared with."""
+        bar = Bar("full cache", len(self.prompt))
+        began = time.perf_counter()
+        self.trace = Trace(self.model, self.prompt, self.continuation, TURN_TOKENS, bar=bar)
+        seconds = time.perf_counter() - began
+        bar.close()
+        self.plain_read_rate = (len(self.prompt) + len(self.continuation)) / seconds
+        self.plain = plain_answers(self.model, self.tokens, self.questions, self.trace.cache)
+        # Questions that the full cache gets wrong say nothing about a policy.
+        self.scored = [i for i, right in enumerate(self.plain.right) if right]
+        return {"policy": "full (numpy)", "share": 1.0, "bytes": self.config.cache_bytes(self.length, 4), "kl": 0.0,
+                "top1": 1.0, "missed": 0.0, "right": len(self.scored), "scored": len(self.scored),
+                "read_rate": self.plain_read_rate, "decode_rate": self.plain.decode_rate,
+                "answers": self.plain.texts}
+
+    def session(self, name, budget, **options):
+        return self.open_session(self.config, POLICIES[name], budget, self.length, len(self.prompt), forks=1,
+                                 **options)
+
+    def run_policy(self, name, share):
+        """One policy at one size, on the recorded prompt."""
+        budget = None if name == "full" else budget_bytes(self.config, share, self.length)
+        bar = Bar("%s, %g %%" % (name, 100 * share), len(self.prompt))
+        session = self.session(name, budget)
+        try:
+            self.trace.replay(session, bar=bar)
+            logits, missed = teacher_force(self.trace, session, len(self.prompt))
+            kl, top1 = divergence(self.trace.logits, logits)
+            memory = session.memory()
+            answers = session_answers(self.model, self.tokens, self.questions, session)
+        finally:
+            session.close()
+            bar.close()
+        return {"policy": name, "share": share, "bytes": memory["bytes"], "budget": budget, "memory": memory,
+                "kl": kl, "top1": top1, "missed": missed, "read_rate": None, "decode_rate": answers.decode_rate,
+                "right": sum(answers.right[i] for i in self.scored), "scored": len(self.scored),
+                "answers": answers.texts}
+
+    def run_whole(self, name, share, own_attention):
+        """Document, continuation and one question with nothing recorded: (logits, figures, fingerprint)."""
+        budget = budget_bytes(self.config, share, self.length)
+        bar = Bar("own attention" if own_attention else "Skerry's attention", len(self.prompt))
+        # The 8-bit dot products of the fast path are not what is compared here.
+        session = self.session(name, budget, own_attention=own_attention, exact=True)
+        try:
+            began = time.perf_counter()
+            self.model.prefill(self.prompt, session, 0, logits="none", prompt=True, bar=bar)
+            rate = len(self.prompt) / (time.perf_counter() - began)
+            logits = self.model.prefill(self.continuation, session, len(self.prompt), 16, "all")
+            answers = session_answers(self.model, self.tokens, self.questions[:1], session)
+            ranges = [session.ranges(layer, h) for layer in range(self.config.layers)
+                      for h in range(self.config.kv_heads)]
+        finally:
+            session.close()
+            bar.close()
+        return logits, {"read_rate": rate, "decode_rate": answers.decode_rate, "answer": answers.texts[0]}, ranges
+
+    def draw(self, path, share, layer, kv_head):
+        cell, step = 8, 16
+        bar = Bar("picture", len(MAIN) * len(self.prompt))
+        panels = []
+        for name in MAIN:
+            budget = budget_bytes(self.config, share, len(self.prompt)) // self.config.layers
+            panels.append(("%s, %g %%" % (name, 100 * share),
+                           picture.watch_layer(self.trace, self.open_session, POLICIES[name], budget, layer, kv_head,
+                                               cell, step, bar)))
+        bar.close()
+        picture.draw(path, panels, "Tier of every position of layer %d, KV head %d, as the text is read" %
+                     (layer, kv_head), cell, step)
+
+
+def print_row(row, full_bytes):
+    rate = lambda value: "%8.1f" % value if value else "%8s" % "-"
+    share = "%5.0f%%" % (100 * row["share"])
+    print("%-14s %6s %9.2f %8.1f%% %8.4f %7.1f%% %8.2f%% %6s %s %s" % (
+        row["policy"], share, row["bytes"] / 1e6, 100 * row["bytes"] / full_bytes, row["kl"], 100 * row["top1"],
+        100 * row["missed"], "%d/%d" % (row["right"], row["scored"]), rate(row["read_rate"]),
+        rate(row["decode_rate"])), flush=True)
+
+
+def main():
+    from .skerry_session import SkerrySession, library_text
+
+    parser = argparse.ArgumentParser(prog="smollm2", description="read a document, answer questions, compare policies")
+    parser.add_argument("--out", default=str(OUT), help="folder for the picture and the figures")
+    parser.add_argument("--shares", default="20,10", help="percent of the full 16-bit cache, comma separated")
+    parser.add_argument("--questions", type=int, help="ask only so many questions")
+    parser.add_argument("--layer", type=int, default=14, help="layer in the picture")
+    parser.add_argument("--kv-head", type=int, default=0, help="KV head in the picture")
+    given = parser.parse_args()
+    shares = [float(s) / 100 for s in given.shares.split(",")]
+    out = pathlib.Path(given.out)
+    out.mkdir(parents=True, exist_ok=True)
+
+    print(library_text())
+    job = Job(SkerrySession, given.questions)
+    print("document: %d tokens read, then %d teacher-forced, then %d questions that come unseen" %
+          (len(job.prompt), len(job.continuation), len(job.questions)))
+    print("full 16-bit cache of %d tokens: %.2f MB\n" % (job.length, job.full_bytes / 1e6))
+    print("%-14s %6s %9s %9s %8s %8s %9s %6s %8s %8s" % (
+        "policy", "budget", "MB", "of full", "KL", "top-1", "missed", "right", "read t/s", "gen t/s"))
+    rows = [job.read_plain()]
+    print_row(rows[0], job.full_bytes)
+    rows.append(job.run_policy("full", 1.0))
+    print_row(rows[-1], job.full_bytes)
+    for share in shares:
+        for name in MAIN:
+            rows.append(job.run_policy(name, share))
+            print_row(rows[-1], job.full_bytes)
+
+    print("\nanswers")
+    for i, (question, expected) in enumerate(job.questions):
+        print("  %s" % question)
+        for row in rows:
+            if row["policy"] == "full":
+                continue
+            label = row["policy"] if row["share"] == 1.0 else "%s %g %%" % (row["policy"], 100 * row["share"])
+            right = expected.lower() in row["answers"][i].lower()
+            print("    %-18s %s %s" % (label, "+" if right else "-", " ".join(row["answers"][i].split())))
+
+    print("\ntwo ways to attend, qevict at %g %%, nothing recorded" % (100 * shares[0]))
+    ours, our_rates, our_ranges = job.run_whole("qevict", shares[0], False)
+    theirs, their_rates, their_ranges = job.run_whole("qevict", shares[0], True)
+    difference = relative_difference(ours, theirs)
+    moved = sum(a != b for a, b in zip(our_ranges, their_ranges))
+    for label, found in (("Skerry's attention", our_rates), ("numpy over gather", their_rates)):
+        print("  %-20s read %.0f tokens/s, generated %.1f tokens/s: %s" %
+              (label, found["read_rate"], found["decode_rate"], " ".join(found["answer"].split())))
+    print("  largest difference of the logits: %.2e of the largest logit (allowed: %.0e)" % (difference, AGREEMENT))
+    print("  heads whose windows sit in other tiers: %d of %d" % (moved, len(our_ranges)))
+
+    image = out / "tiers.png"
+    job.draw(image, shares[0], given.layer, given.kv_head)
+    (out / "figures.json").write_text(json.dumps({"rows": rows, "agreement": difference}, indent=1, default=float))
+    print("\nwrote %s and %s" % (image, out / "figures.json"))
+    over = [r for r in rows if r.get("budget") and r["bytes"] > r["budget"]]
+    for row in over:
+        print("over budget: %s at %g %%: %d bytes of %d" % (row["policy"], 100 * row["share"], row["bytes"],
+                                                            row["budget"]))
+    if difference > AGREEMENT:
+        print("the two ways to attend disagree")
+    return 1 if over or difference > AGREEMENT else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

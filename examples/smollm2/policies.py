@@ -1,0 +1,25 @@
+"""The policies that the main job and the quality protocol compare.
+
+A policy is a name and the settings it changes; everything else is the library's
+default. Setting names are those of skerry_policy_desc (include/skerry/cache.h),
+values are the lower-case names of its constants.
+"""
+
+POLICIES = {
+    "full": {"kind": "full"},
+    "streaming": {"kind": "streaming"},
+    # Scores of eviction methods differ in which queries they count; at this model's size
+    # the age-normalised one holds up best.
+    "evict": {"kind": "evict", "score": "age"},
+    "quantise": {"kind": "quantise"},
+    "qevict": {"kind": "qevict"},
+    "qevict-paper": {"kind": "qevict", "fidelity": "paper"},
+}
+
+# What the main job shows, in this order; "full" is always there.
+MAIN = ("evict", "quantise", "qevict", "qevict-paper")
+
+
+def budget_bytes(config, share, length):
+    """Bytes of `share` of a full 16-bit cache of `length` tokens."""
+    return int(share * config.cache_bytes(length))

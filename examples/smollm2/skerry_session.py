@@ -1,0 +1,138 @@
+"""Skerry behind Model.forward: one sequence of one cache, in the shape of PlainCache.
+
+What the model and the driver need from a cache, and the calls of the library it becomes:
+
+    begin(n, more)             Cache.step(sequence, n, prefill=more)
+    attend(layer, q, k, v, p)  Step.append, then Step.attend; or, with own_attention,
+                               Step.append, Step.gather, attention in numpy, Step.observe
+    commit(), abort()          Step.commit, Step.abort
+    room()                     most tokens of the next step: a step that the host attends
+                               itself may not cross the next routing event
+    next_event()               position of the next routing event, or None
+    fork()                     Sequence.fork: a second reader of the same bytes
+    ranges(layer, kv_head)     Sequence.ranges as (begin, end, tier name)
+    memory()                   what the library says it holds
+"""
+
+import os
+
+import numpy as np
+import skerry
+
+from .plain import causal_attention
+
+_context = None
+
+
+def context():
+    """One context for the process, with a thread for every core."""
+    global _context
+    if _context is None:
+        _context = skerry.Context(workers=max(0, (os.cpu_count() or 1) - 1))
+    return _context
+
+
+def library_text():
+    return skerry.library().build_text
+
+
+def geometry(config, layers):
+    rotary = skerry.Rotary(config.inv_freq, pairing="half")
+    return [skerry.Layer(kv_heads=config.kv_heads, query_heads=config.heads, key_dim=config.head_dim, rotary=rotary)
+            for _ in range(layers)]
+
+
+class SkerrySession:
+    """A cache with one sequence in it.
+
+    settings       keyword arguments of skerry.Policy
+    budget         bytes of one sequence, or None for no limit
+    length         tokens the budget is meant for, generation included
+    prompt         longest prompt; held in full precision while it is read under prefill "whole"
+    prefill        "whole": compress once when the prompt ends; "split": from the first event on
+    forks          sequences that may be open beside this one
+    own_attention  attend in numpy over what `gather` hands out, and report the masses
+    exact          float32 attention instead of 8-bit dot products on low-bit records
+    layers         layers of the cache; None: those of the model
+    """
+
+    def __init__(self, config, settings, budget, length, prompt, prefill="whole", forks=0, own_attention=False,
+                 exact=False, layers=None, chunk=256):
+        self.kv_heads = config.kv_heads
+        self.own_attention = own_attention
+        self.sequences = 1 + forks
+        self.budget = budget
+        limit = None if budget is None else skerry.Budget(bytes=budget * self.sequences, length_tokens=length)
+        self.cache = skerry.Cache(
+            geometry(config, layers or config.layers), policy=skerry.Policy(prefill=prefill, **settings), budget=limit,
+            max_sequences=self.sequences, max_step_tokens=chunk, staging_tokens=prompt if prefill == "whole" else 0,
+            exact_attend=exact, context=context())
+        self.sequence = self.cache.sequence()
+        self.step = None
+        self.owner = True
+
+    @property
+    def length(self):
+        return self.sequence.length
+
+    def next_event(self):
+        info = self.sequence.info()
+        return info.next_event_position if info.next_event_position > info.length_tokens else None
+
+    def room(self):
+        event = self.next_event() if self.own_attention else None
+        return None if event is None else event - self.length
+
+    def begin(self, n, more=False):
+        self.step = self.cache.step(self.sequence, n, prefill=more)
+
+    def attend(self, layer, q, k, v, positions):
+        self.step.append(layer, k, v)
+        if not self.own_attention:
+            return self.step.attend(layer, q)[0]
+        out = np.empty_like(q)
+        group = q.shape[1] // self.kv_heads
+        for h in range(self.kv_heads):
+            mine = slice(h * group, (h + 1) * group)
+            seen = self.step.gather(layer, h)
+            got, weights = causal_attention(np.ascontiguousarray(q[:, mine].swapaxes(0, 1)), seen.keys, seen.values,
+                                            seen.positions, positions, seen.bias)
+            out[:, mine] = got.swapaxes(0, 1)
+            self.step.observe(layer, h, masses=np.minimum(weights.mean(axis=0), 1.0), queries=q[:, mine])
+        return out
+
+    def commit(self):
+        self.step.commit()
+        self.step = None
+
+    def abort(self):
+        self.step.abort()
+        self.step = None
+
+    def fork(self):
+        child = object.__new__(SkerrySession)
+        child.__dict__.update(self.__dict__)
+        child.sequence = self.sequence.fork()
+        child.owner = False
+        return child
+
+    def close(self):
+        if self.owner:
+            self.cache.close()
+        else:
+            self.sequence.drop()
+
+    def ranges(self, layer, kv_head):
+        return [(r.begin, r.end, r.tier) for r in self.sequence.ranges(layer, kv_head)]
+
+    def memory(self):
+        """Bytes as the library reports them.
+
+        bytes      slots in use and tables: what this cache's sequences need now
+        allocated  everything it holds under its budget, free slots included
+        staging    held on top while a step is in flight and a prompt is read
+        """
+        held = self.cache.memory()
+        return {"bytes": held.used_bytes, "allocated": held.pool_bytes + held.table_bytes,
+                "staging": held.staging_bytes, "fixed": held.fixed_bytes, "peak": held.peak_bytes,
+                "charged_bytes": self.sequence.info().charged_bytes}
