@@ -22,6 +22,7 @@ import xml.etree.ElementTree as ElementTree
 
 LANE_SLOWDOWN = {"asan": 3, "tsan": 10}
 TAIL_LINES = 60
+FULL_FAILURES = 10  # of one program; the others by name
 
 
 class Case:
@@ -205,12 +206,14 @@ def report(result, place):
     failed, skipped = result.count("failed"), result.count("skipped")
     tail = (f", {failed} FAILED" if failed else "") + (f", {skipped} skipped" if skipped else "")
     print(f"[{place}] {name}: {result.count('passed')} passed{tail} ({result.seconds:.1f} s)", flush=True)
+    told = 0
     for case in result.cases:
         if case.state == "skipped":
             print(f"    skipped: {case.name}: {case.detail.strip() or 'no reason given'}")
         if case.state == "failed":
             print(f"    FAILED: {case.name}")
-            if case.detail:
+            told += 1
+            if case.detail and told <= FULL_FAILURES:
                 print("    " + case.detail.replace("\n", "\n    "))
     lines = [line for line in result.output.rstrip().splitlines() if not re.match(r"ok \d|not ok \d|# |1\.\.", line)]
     if failed and lines:
