@@ -10,8 +10,9 @@ namespace {
 
 constexpr size_t thread_stack_bytes = size_t{1} << 20;
 
-// Waking a sleeping thread takes about 50 microseconds, longer than a layer of a small model, and the layers of a step
-// follow each other within that time. So waiting begins with this many pauses, some 20 to 50 microseconds.
+// Waking a sleeping thread takes about 50 microseconds, longer than a layer of a small model, and the layers
+// of a step follow each other within that time. So waiting begins with this many pauses, some 20 to 50
+// microseconds.
 constexpr int pauses_before_sleep = 1000;
 
 void pause_briefly() noexcept {
