@@ -10,7 +10,7 @@
 #include <cmath>
 
 // Encoders on all instruction sets store the same bytes, so every rounding below is part of the format: no fused multiply-add,
-// sums over channels in four interleaved parts, (0 + 1) + (2 + 3) at the end.
+// and sums run over channels in ascending order.
 
 namespace skerry::ref {
 
@@ -18,66 +18,62 @@ namespace {
 
 float power_of_two(int exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
-struct FourSums {
-    float part[4] = {0, 0, 0, 0};
-    void add(int32_t channel, float value) { part[channel & 3] += value; }
-    float total() const { return (part[0] + part[1]) + (part[2] + part[3]); }
-};
-
 // min(value, most), and `most` for a NaN, as the vector units' minimum does it.
 float at_most(float value, float most) { return value < most ? value : most; }
 
 // Level of a magnitude, counted outwards from the centre: 0 is the half step next to it.
-float outward_level(float magnitude, float inverse_step, float most) {
-    return static_cast<float>(static_cast<int32_t>(at_most(magnitude * inverse_step, most)));
+int32_t outward_level(float magnitude, float inverse_step, float outermost) {
+    return static_cast<int32_t>(at_most(magnitude * inverse_step, outermost));
+}
+
+// Sums of the levels that a step gives: y times level and level squared. Levels are half a step further out than their index,
+// so both follow from sums over indices; those of index squared are exact.
+struct StepSums {
+    float product;
+    float squares;
+};
+
+StepSums step_sums(const float *y, int32_t dim, float magnitude_sum, float inverse_step, float outermost) {
+    float product = 0, squares = 0;
+    for (int32_t c = 0; c < dim; ++c) {
+        const float level = static_cast<float>(outward_level(std::abs(y[c]), inverse_step, outermost));
+        product += std::abs(y[c]) * level;
+        squares += level * (level + 1.0f);
+    }
+    return {product + 0.5f * magnitude_sum, squares + 0.25f * static_cast<float>(dim)};
 }
 
 void encode_row(const skerry_code_params &params, const float *row, int32_t token, uint8_t *part, float *y) {
     const int32_t dim = params.dim;
     const bool is_key = params.side == SKERRY_SIDE_KEY, is_rotated = hadamard_size(dim) > 1;
-    float largest = 0;
     for (int32_t c = 0; c < dim; ++c) {
         float value = is_key ? (row[c] - params.epoch->mean[c]) * params.epoch->balance[c] : row[c];
         value = at_most(value, row_limit);
         value = value > -row_limit ? value : -row_limit;
         y[c] = is_rotated && rotation_flips(c) ? -value : value;
-        largest = std::abs(value) > largest ? std::abs(value) : largest;
     }
-    if (largest == 0) return;
+    hadamard_blocks(y, dim);
+    float peak = 0;
+    for (int32_t c = 0; c < dim; ++c) peak = std::abs(y[c]) > peak ? std::abs(y[c]) : peak;
+    if (peak == 0) return;
 
     // Powers of two change no digit, and keep the squares of large and small rows in range.
-    int exponent = static_cast<int>(std::bit_cast<uint32_t>(largest) >> 23) - 127;
+    int exponent = static_cast<int>(std::bit_cast<uint32_t>(peak) >> 23) - 127;
     exponent = exponent > row_exponent_least ? exponent : row_exponent_least;
-    exponent = exponent < row_exponent_most ? exponent : row_exponent_most;
     const float shrink = power_of_two(-exponent);
-    for (int32_t c = 0; c < dim; ++c) y[c] *= shrink;
-    hadamard_blocks(y, dim);
-
-    FourSums squares;
-    float peak = 0;
+    float square_sum = 0, magnitude_sum = 0;
     for (int32_t c = 0; c < dim; ++c) {
-        squares.add(c, y[c] * y[c]);
-        peak = std::abs(y[c]) > peak ? std::abs(y[c]) : peak;
+        y[c] *= shrink;
+        square_sum += y[c] * y[c];
+        magnitude_sum += std::abs(y[c]);
     }
-    const float square_sum = squares.total();
 
-    const int32_t bits = format_bits(params.format);
-    const float outermost = static_cast<float>((1 << (bits - 1)) - 1);
-    float best_inverse = 0, best_product = 0;
-    const auto try_step = [&](float inverse_step, float &product, float &level_squares) {
-        FourSums products, levels;
-        for (int32_t c = 0; c < dim; ++c) {
-            const float level = outward_level(std::abs(y[c]), inverse_step, outermost) + 0.5f;
-            products.add(c, std::abs(y[c]) * level);
-            levels.add(c, level * level);
-        }
-        product = products.total();
-        level_squares = levels.total();
-    };
-    float level_squares = 0;
+    const int32_t bits = format_bits(params.format), half = 1 << (bits - 1);
+    const float outermost = static_cast<float>(half - 1);
+    float inverse_step = 0, product = 0;
     if (params.format == SKERRY_FORMAT_R8) {
-        best_inverse = 128.0f / peak;
-        try_step(best_inverse, best_product, level_squares);
+        inverse_step = 128.0f / (peak * shrink);
+        product = step_sums(y, dim, magnitude_sum, inverse_step, outermost).product;
     } else {
         const StepSearch &search = params.format == SKERRY_FORMAT_R2   ? step_search_r2
                                    : params.format == SKERRY_FORMAT_R3 ? step_search_r3
@@ -85,25 +81,24 @@ void encode_row(const skerry_code_params &params, const float *row, int32_t toke
         const float inverse_rms = 1.0f / std::sqrt(square_sum / static_cast<float>(dim));
         float best_gain = -1;
         for (const float inverse : search.inverse) {
-            float product = 0;
-            try_step(inverse_rms * inverse, product, level_squares);
-            // Under the least-squares scale the squared error is square_sum - product^2 / level_squares.
-            const float gain = product * product / level_squares;
+            const StepSums sums = step_sums(y, dim, magnitude_sum, inverse_rms * inverse, outermost);
+            // Under the least-squares scale the squared error is square_sum - product^2 / squares.
+            const float gain = sums.product * sums.product / sums.squares;
             if (gain > best_gain) {
                 best_gain = gain;
-                best_inverse = inverse_rms * inverse;
-                best_product = product;
+                inverse_step = inverse_rms * inverse;
+                product = sums.product;
             }
         }
     }
 
     const float exponent_scale = is_key ? params.epoch->key_exponent_scale : params.epoch->value_exponent_scale;
-    const float scale = square_sum / best_product * rotation_norm(dim) * power_of_two(exponent) * (1.0f / exponent_scale);
+    const float unit = rotation_norm(dim) * (1.0f / exponent_scale);
+    const float scale = square_sum / product * unit * power_of_two(exponent);
     store_half(part + r_scale_offset(params.format, params.side, dim, params.capacity), static_cast<size_t>(token),
                f32_to_f16(at_most(scale, f16_largest)));
-    const int32_t half = 1 << (bits - 1);
     for (int32_t c = 0; c < dim; ++c) {
-        const int32_t level = static_cast<int32_t>(outward_level(std::abs(y[c]), best_inverse, outermost));
+        const int32_t level = outward_level(std::abs(y[c]), inverse_step, outermost);
         const int32_t code = half + (std::signbit(y[c]) ? ~level : level);
         store_code(part, params.format, params.side, dim, params.capacity, token, c, static_cast<uint32_t>(code));
     }

@@ -8,12 +8,11 @@
 
 namespace skerry::ref {
 
-// Rows are held at this magnitude before they are coded, which leaves room for the sums of the rotation.
-inline constexpr float row_limit = 0x1p118f;
+// Rows are held at this magnitude before they are coded, which leaves room for sums of 2^16 of them.
+inline constexpr float row_limit = 0x1p110f;
 
-// The exponent taken out of a row before its sums is held in this range, so that both powers of two are normal numbers.
+// The exponent taken out of a row before its squares are summed is at least this, so that its inverse is a normal number.
 inline constexpr int row_exponent_least = -100;
-inline constexpr int row_exponent_most = 118;
 
 inline constexpr float f16_largest = 65504.0f;
 
