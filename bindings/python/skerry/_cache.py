@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: MIT
 """Context, Cache, Sequence and Step."""
 
+from __future__ import annotations
+
 import operator
 import warnings
 import weakref
+from typing import Callable, Iterable, List, Optional, Sequence as SequenceOf, Tuple, Union
 
 import numpy
 
 from . import _abi, _config, _errors, _names, _reports
-from ._library import _ffi, library as _default_library
-from ._tensor import address, floats, numpy_dtype, packed_output, tensor
+from ._config import Name
+from ._library import Library, _ffi, library as _default_library
+from ._tensor import floats, numpy_dtype, packed_output, pointer, tensor
 
 NULL = _ffi.NULL
+Names = Union[None, int, str, Iterable[str]]
+Floats = Union[numpy.ndarray, SequenceOf[float]]
+Array = Optional[numpy.ndarray]
 
 
 class _Owner:
@@ -27,11 +34,11 @@ class _Owner:
         self._finalizer.atexit = False
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         """True after close()."""
         return self._pointer == NULL
 
-    def close(self):
+    def close(self) -> None:
         """Gives the C object up now. May be called again."""
         self._pointer = NULL
         if self._finalizer is not None:
@@ -68,7 +75,8 @@ class Context(_Owner):
     Caches keep their context's C object alive. Raises LoadError, ArgumentError, OutOfMemoryError.
     """
 
-    def __init__(self, *, workers=0, cpu_disable=None, log=None, log_level='warning', library=None):
+    def __init__(self, *, workers: int = 0, cpu_disable: Names = None, log: Optional[Callable[[str, str, str], None]] = None,
+                 log_level: Name = 'warning', library: Optional[Library] = None):
         self._pointer, self._finalizer = NULL, None
         self._library = library or _default_library()
         lib = self._library.lib
@@ -92,23 +100,23 @@ class Context(_Owner):
         return f"<skerry.Context{' closed' if self.closed else ''}>"
 
     @property
-    def library(self):
+    def library(self) -> Library:
         """The Library this context was made with."""
         return self._library
 
-    def device(self, index=0):
+    def device(self, index: int = 0) -> _reports.DeviceInfo:
         """DeviceInfo of a device; 0 is the CPU."""
         info = self._library.new('skerry_device_info')
         self._library.call(self._library.lib.skerry_context_get_device, self._require(), index, info)
         return _reports.read(_reports.DeviceInfo, info)
 
-    def bytes(self):
+    def bytes(self) -> _reports.ContextBytes:
         """ContextBytes: live host bytes by owner."""
         info = _ffi.new('skerry_context_bytes *')
         self._library.call(self._library.lib.skerry_context_get_bytes, self._require(), info)
         return _reports.read(_reports.ContextBytes, info)
 
-    def plan(self, layers, **settings):
+    def plan(self, layers: Iterable[_config.Layer], **settings) -> _reports.Plan:
         """Plan of the cache that Cache(layers, **settings) would make; allocates nothing.
 
         Raises OverBudgetError when the budget is below the floor: its `allowed` is the smallest budget in bytes and its
@@ -147,13 +155,15 @@ class Cache(_Owner):
     Raises ArgumentError, OverBudgetError (see Context.plan), UnsupportedError, OutOfMemoryError.
     """
 
-    def __init__(self, layers, *, policy='full', budget=None, store_dtype='f16', max_sequences=1, max_step_tokens=0,
-                 staging_tokens=0, nonfinite='refuse', exact_attend=False, callbacks=None, context=None):
+    def __init__(self, layers: Iterable[_config.Layer], *, policy: Union[_config.Policy, Name] = 'full',
+                 budget: Union[None, int, _config.Budget] = None, store_dtype: Name = 'f16', max_sequences: int = 1,
+                 max_step_tokens: int = 0, staging_tokens: int = 0, nonfinite: Name = 'refuse', exact_attend: bool = False,
+                 callbacks: Optional[_config.Callbacks] = None, context: Optional[Context] = None):
         self._pointer, self._finalizer = NULL, None
         self.context = Context() if context is None else context
         self._library = self.context.library
-        self._abandoned = []
-        self._sequences = weakref.WeakValueDictionary()
+        self._abandoned: list = []
+        self._sequences: weakref.WeakValueDictionary[int, Sequence] = weakref.WeakValueDictionary()
         self.layers = tuple(_config.resolved(layer) for layer in layers)
         lib = self._library.lib
         table, functions = _callback_table(self._library, callbacks, weakref.ref(self))
@@ -185,13 +195,13 @@ class Cache(_Owner):
         return self._library.call(function, pointer, *arguments, done=done)
 
     @property
-    def plan(self):
+    def plan(self) -> _reports.Plan:
         """Plan: the configuration in effect."""
         info = self._library.new('skerry_plan_info')
         self._library.call(self._library.lib.skerry_cache_get_plan, self._require(), info)
         return _reports.read(_reports.Plan, info)
 
-    def set_budget(self, budget):
+    def set_budget(self, budget: Union[None, int, _config.Budget]) -> None:
         """Changes the budget (Budget, bytes, or None) at once or not at all; no step may be open.
 
         Raises OverBudgetError (`allowed` is the minimum), StateError, OutOfMemoryError, ArgumentError.
@@ -199,23 +209,23 @@ class Cache(_Owner):
         desc = _config.budget_desc(self._library, _config.as_budget(budget) or _config.Budget())
         self._call(self._library.lib.skerry_cache_set_budget, desc)
 
-    def check(self):
+    def check(self) -> None:
         """Walks every table and counter; raises InternalError at the first broken invariant."""
         self._call(self._library.lib.skerry_cache_check)
 
-    def memory(self):
+    def memory(self) -> _reports.MemoryInfo:
         """MemoryInfo: bytes held now, by owner and by tier."""
         info = self._library.new('skerry_memory_info')
         self._call(self._library.lib.skerry_cache_get_memory, info)
         return _reports.read(_reports.MemoryInfo, info)
 
-    def counters(self):
+    def counters(self) -> _reports.Counters:
         """Counters since the cache was made."""
         info = self._library.new('skerry_counters')
         self._call(self._library.lib.skerry_cache_get_counters, info)
         return _reports.read(_reports.Counters, info)
 
-    def sequence(self):
+    def sequence(self) -> Sequence:
         """Opens an empty Sequence. Raises TierFullError (max_sequences), StateError (open step), OutOfMemoryError."""
         return self._new_sequence(self._library.lib.skerry_seq_create)
 
@@ -235,7 +245,8 @@ class Cache(_Owner):
             known = self._sequences[bits] = Sequence(self, bits)
         return known
 
-    def step(self, sequences, tokens, *, positions=None, prefill=False):
+    def step(self, sequences: Union[Sequence, Iterable[Sequence]], tokens: Union[int, Iterable[int]], *,
+             positions: Union[None, int, Iterable[int]] = None, prefill: bool = False) -> Step:
         """Opens a Step that appends `tokens` tokens to a sequence, or tokens[i] to sequences[i].
 
         sequences  a Sequence, or a list of different ones
@@ -246,32 +257,33 @@ class Cache(_Owner):
         Reserves every byte the step can need, or fails with nothing changed. One step may be open per cache.
         Raises StaleIdError, ArgumentError, StateError, OverBudgetError, OutOfMemoryError.
         """
-        if isinstance(sequences, Sequence):
-            sequences, tokens = [sequences], [tokens]
-            positions = None if positions is None else [positions]
-        sequences = list(sequences)
-        tokens = [operator.index(count) for count in tokens]
-        if len(tokens) != len(sequences):
-            raise ValueError(f'{len(sequences)} sequences but {len(tokens)} token counts')
+        members = [sequences] if isinstance(sequences, Sequence) else list(sequences)
+        single = isinstance(sequences, Sequence)
+        rows = _integers(tokens, single, len(members), 'token counts')
         desc = self._library.new('skerry_step_desc')
-        ids = _ffi.new('skerry_seq[]', len(sequences))
-        for place, sequence in enumerate(sequences):
+        ids = _ffi.new('skerry_seq[]', len(members))
+        for place, sequence in enumerate(members):
             if sequence.cache is not self:
                 raise ValueError('the sequence is of another cache')
             ids[place].bits = sequence.id
-        counts = _ffi.new('int32_t[]', tokens)
-        desc.seqs, desc.token_counts, desc.seq_count = ids, counts, len(sequences)
+        counts = _ffi.new('int32_t[]', rows)
+        desc.seqs, desc.token_counts, desc.seq_count = ids, counts, len(members)
         if positions is not None:
-            first = _ffi.new('int64_t[]', [operator.index(position) for position in positions])
-            if len(first) != len(sequences):
-                raise ValueError(f'{len(sequences)} sequences but {len(first)} positions')
+            first = _ffi.new('int64_t[]', _integers(positions, single, len(members), 'positions'))
             desc.positions = first
         if prefill:
             desc.flags = _abi.SKERRY_STEP_PREFILL
-        step = Step(self, sequences, tokens)
+        step = Step(self, members, rows)
         out = _ffi.new('skerry_step **')
         self._call(self._library.lib.skerry_step_begin, desc, out, done=lambda: step._begun(out[0]))
         return step
+
+
+def _integers(given, single, count, what) -> List[int]:
+    numbers = [operator.index(one) for one in ([given] if single else given)]
+    if len(numbers) != count:
+        raise ValueError(f'{count} sequences but {len(numbers)} {what}')
+    return numbers
 
 
 class Sequence:
@@ -314,11 +326,11 @@ class Sequence:
         seq.bits = self.id
         return self.cache._call(getattr(self.cache._library.lib, name), seq[0], *arguments)
 
-    def drop(self):
+    def drop(self) -> None:
         """Drops the sequence. Raises StaleIdError, StateError (it is in the open step)."""
         self._call('skerry_seq_drop')
 
-    def fork(self, length=None):
+    def fork(self, length: Optional[int] = None) -> Sequence:
         """Opens a Sequence that continues this one from `length` tokens (None: all); bytes are shared until one changes.
 
         Raises ArgumentError (not a length that truncate accepts), TierFullError, StateError, OutOfMemoryError.
@@ -327,29 +339,29 @@ class Sequence:
         seq.bits = self.id
         return self.cache._new_sequence(self.cache._library.lib.skerry_seq_fork, seq[0], -1 if length is None else length)
 
-    def truncate(self, length):
+    def truncate(self, length: int) -> None:
         """Shortens to `length` tokens: 0, or at least info().lowest_truncate.
 
         Raises ArgumentError (`allowed` is lowest_truncate), StateError.
         """
         self._call('skerry_seq_truncate', length)
 
-    def can_truncate(self, length, ahead=0):
+    def can_truncate(self, length: int, ahead: int = 0) -> bool:
         """Would truncate(length) still be legal after `ahead` more tokens?"""
         return self._call('skerry_seq_can_truncate', length, ahead) == _abi.SKERRY_OK
 
-    def info(self):
+    def info(self) -> _reports.SequenceInfo:
         """SequenceInfo."""
         info = self.cache._library.new('skerry_seq_info')
         self._call('skerry_seq_get_info', info)
         return _reports.read(_reports.SequenceInfo, info)
 
     @property
-    def length(self):
+    def length(self) -> int:
         """Committed tokens."""
         return self.info().length_tokens
 
-    def ranges(self, layer, kv_head):
+    def ranges(self, layer: int, kv_head: int) -> List[_reports.Range]:
         """List of Range: where the tokens of a layer and KV head are, in position order, without gaps.
 
         Raises ArgumentError.
@@ -363,13 +375,13 @@ class Sequence:
                 return [_reports.read(_reports.Range, ranges[place]) for place in range(needed[0])]
             capacity = needed[0]
 
-    def fingerprint(self):
+    def fingerprint(self) -> int:
         """Hash (int) of everything stored: positions, tiers, bytes, scores."""
         out = _ffi.new('uint64_t *')
         self._call('skerry_seq_fingerprint', out)
         return out[0]
 
-    def diagnostics(self, layer=None):
+    def diagnostics(self, layer: Optional[int] = None) -> _reports.Diagnostics:
         """Diagnostics of one layer, or of all. Raises ArgumentError."""
         info = self.cache._library.new('skerry_diagnostics')
         self._call('skerry_seq_get_diagnostics', -1 if layer is None else layer, info)
@@ -439,12 +451,12 @@ class Step:
             raise
 
     @property
-    def open(self):
+    def open(self) -> bool:
         """True until commit() or abort()."""
         return self._pointer != NULL and not self.cache.closed
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         """Rows of every array of this step."""
         return sum(self.counts)
 
@@ -467,7 +479,7 @@ class Step:
                                          allowed=len(self.cache.layers) - 1)
         return self.cache.layers[layer]
 
-    def append(self, layer, keys, values, *, dtype=None):
+    def append(self, layer: int, keys: numpy.ndarray, values: numpy.ndarray, *, dtype: Optional[Name] = None) -> None:
         """Stores keys [tokens, kv_heads, key_dim], as attention uses them, and values [tokens, kv_heads, value_dim].
 
         Raises ArgumentError (shape, layer), StateError (appended already, shared layer), NonfiniteError.
@@ -476,8 +488,9 @@ class Step:
         v, values = tensor(values, 'values', dtype)
         self._library.call(self._library.lib.skerry_step_append, self._require(), layer, k, v, NULL)
 
-    def attend(self, layer, queries, *, out=None, lse=None, dtype=None, out_dtype=None, sink_logits=None, tiers=None, exact=False,
-               score=True):
+    def attend(self, layer: int, queries: numpy.ndarray, *, out: Array = None, lse: Array = None, dtype: Optional[Name] = None,
+               out_dtype: Optional[Name] = None, sink_logits: Optional[Floats] = None, tiers: Names = None, exact: bool = False,
+               score: bool = True) -> Tuple[numpy.ndarray, numpy.ndarray]:
         """Causal attention of queries [tokens, query_heads, key_dim] over what is stored; returns (out, lse).
 
         out          array to write, [tokens, query_heads, value_dim], any strides; None: a new one
@@ -510,7 +523,8 @@ class Step:
         self._library.call(self._library.lib.skerry_step_attend, self._require(), desc)
         return out, lse
 
-    def view(self, layer, kv_head, sequence=None, *, tiers=None):
+    def view(self, layer: int, kv_head: int, sequence: Union[None, int, Sequence] = None, *,
+             tiers: Names = None) -> List[_reports.Part]:
         """List of Part: where the readable tokens of a KV head lie, in position order, without a copy; until the step ends.
 
         Raises ArgumentError, StateError (layer not appended).
@@ -529,8 +543,9 @@ class Step:
         owner = _Retained(self.cache)
         return [_reports.read_part(parts[index], geometry, owner) for index in range(needed[0])]
 
-    def gather(self, layer, kv_head, sequence=None, *, keys=None, values=None, positions=None, bias=None, windows=None,
-               dtype='f32', tiers=None):
+    def gather(self, layer: int, kv_head: int, sequence: Union[None, int, Sequence] = None, *, keys: Array = None,
+               values: Array = None, positions: Array = None, bias: Array = None, windows: Array = None, dtype: Name = 'f32',
+               tiers: Names = None) -> _reports.Gathered:
         """Gathered: copies of the readable tokens of a KV head in position order.
 
         keys, values               arrays to write, [>= tokens, key_dim] and [>= tokens, value_dim], any strides; None: new ones
@@ -557,15 +572,16 @@ class Step:
             k, _ = tensor(keys, 'keys', dtype if keys.dtype == numpy.uint16 else None, writable=True)
             v, _ = tensor(values, 'values', dtype if values.dtype == numpy.uint16 else None, writable=True)
             desc.keys, desc.values = k, v
-            desc.positions = _ffi.cast('int64_t *', packed_output(positions, 'positions', numpy.int64, tokens))
-            desc.bias = _ffi.cast('float *', packed_output(bias, 'bias', numpy.float32, tokens))
-            desc.windows = _ffi.cast('int32_t *', packed_output(windows, 'windows', numpy.int32, tokens))
+            desc.positions = pointer(packed_output(positions, 'positions', numpy.int64, tokens), 'int64_t *')
+            desc.bias = pointer(packed_output(bias, 'bias', numpy.float32, tokens), 'float *')
+            desc.windows = pointer(packed_output(windows, 'windows', numpy.int32, tokens), 'int32_t *')
             if call(lib.skerry_step_gather, self._require(), desc, needed) == _abi.SKERRY_INCOMPLETE:
                 raise _errors.argument_error(f'an output has no room for {tokens} tokens', subject='tensor',
                                              found=min(len(keys), len(values)), allowed=tokens)
         return _reports.Gathered(keys[:tokens], values[:tokens], positions[:tokens], bias[:tokens], windows[:tokens])
 
-    def observe(self, layer, kv_head, sequence=None, *, masses=None, merged_lse=None, queries=None, dtype=None):
+    def observe(self, layer: int, kv_head: int, sequence: Union[None, int, Sequence] = None, *, masses: Optional[Floats] = None,
+                merged_lse: Optional[Floats] = None, queries: Array = None, dtype: Optional[Name] = None) -> None:
         """Reports the attention that the caller computed itself, for one sequence, layer and KV head.
 
         masses      [rows, gathered tokens]: per row of the sequence, the probability of each token of gather() over all tiers,
@@ -593,21 +609,21 @@ class Step:
         desc.seq_index, desc.layer, desc.kv_head = place, layer, kv_head
         self._library.call(self._library.lib.skerry_step_observe, self._require(), desc)
 
-    def surprisal(self, nats, sequence=None):
+    def surprisal(self, nats: Floats, sequence: Union[None, int, Sequence] = None) -> None:
         """Hands over -ln p(token | before) of the sequence's tokens of this step, in nats. Raises ArgumentError, NonfiniteError."""
         place = self._index(sequence)
         packed = numpy.ascontiguousarray(nats, dtype=numpy.float32).reshape(-1)
         self._library.call(self._library.lib.skerry_step_surprisal, self._require(), place,
-                           _ffi.cast('float *', address(packed)), packed.size)
+                           pointer(packed, 'float *'), packed.size)
 
-    def commit(self):
+    def commit(self) -> None:
         """Makes the step part of its sequences and runs the routing events that are due.
 
         Raises StateError when a layer that stores was not appended; the step then stays open.
         """
         self._library.call(self._library.lib.skerry_step_commit, self._require(), done=self._ended)
 
-    def abort(self):
+    def abort(self) -> None:
         """Undoes the step as if it had never begun. Does nothing when it has ended."""
         if self.open:
             pointer = self._pointer

@@ -8,7 +8,7 @@ import numpy
 
 from . import _abi, _names
 from ._library import _ffi
-from ._tensor import address
+from ._tensor import pointer
 
 Name = Union[str, int]
 
@@ -169,7 +169,7 @@ def resolved(layer):
 def rotary_desc(library, rotary, keep):
     frequencies = numpy.ascontiguousarray(rotary.inverse_frequencies, dtype=numpy.float32)
     desc = library.new('skerry_rotary_desc')
-    desc.inverse_frequencies = _ffi.cast('float *', address(frequencies))
+    desc.inverse_frequencies = pointer(frequencies, 'float *')
     desc.dims = 2 * frequencies.size if rotary.dims is None else rotary.dims
     if 2 * frequencies.size < desc.dims:
         raise ValueError(f'{desc.dims} rotary dims need {desc.dims // 2} frequencies, not {frequencies.size}')

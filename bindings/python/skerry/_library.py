@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Finding, opening and calling the shared library."""
 
+from __future__ import annotations
+
 import os
 import sys
 import threading
+from typing import Union
 
 import cffi
 
@@ -82,6 +85,7 @@ class Library:
 
     def __init__(self, path):
         self.ffi = _ffi
+        self._kinds = {}
         self.path = os.fspath(path)
         self.lib = _ffi.dlopen(self.path, _ffi.RTLD_NOW | _ffi.RTLD_LOCAL)
         try:
@@ -102,8 +106,12 @@ class Library:
 
     def new(self, kind):
         """A zeroed struct with its size filled in."""
-        struct = _ffi.new(kind + ' *')
-        struct.struct_size = _ffi.sizeof(kind)
+        try:
+            pointer, size = self._kinds[kind]
+        except KeyError:
+            pointer, size = self._kinds[kind] = _ffi.typeof(kind + ' *'), _ffi.sizeof(kind)
+        struct = _ffi.new(pointer)
+        struct.struct_size = size
         return struct
 
     def call(self, function, *arguments, done=None):
@@ -171,7 +179,7 @@ _default = None
 _default_lock = threading.Lock()
 
 
-def load(path=None):
+def load(path: Union[None, str, os.PathLike] = None) -> Library:
     """Opens the shared library and makes it the one that new contexts use.
 
     path    file to open; None: the file that the variable SKERRY_LIBRARY names, else skerry/lib/ inside the package, else
@@ -194,6 +202,6 @@ def load(path=None):
     raise _errors.LoadError('no usable Skerry library: ' + '; '.join(tried))
 
 
-def library():
+def library() -> Library:
     """The library in use; loads it at the first call."""
     return _default if _default is not None else load()

@@ -2,7 +2,7 @@
 """What the library reports, as dataclasses with the fields of the C structs of the same name."""
 
 import dataclasses
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, TypeVar
 
 import numpy
 
@@ -21,29 +21,40 @@ def _text(value):
     return _ffi.string(value).decode('utf-8', 'replace')
 
 
-def _as(convert):
-    return dataclasses.field(metadata={'convert': convert})
+Class = TypeVar('Class', bound=type)
+_conversions: Dict[type, Dict[str, Callable]] = {}
 
 
-def read(cls, struct, **extra):
+def _converts(**functions: Callable) -> Callable[[Class], Class]:
+    """Says which fields are not taken over as they are."""
+    def mark(cls: Class) -> Class:
+        _conversions[cls] = functions
+        return cls
+    return mark
+
+
+def read(cls, struct):
     """Builds a dataclass from the struct's fields of the same names."""
     values = {}
+    conversions = _conversions.get(cls, {})
     for field in dataclasses.fields(cls):
-        if field.name in extra:
-            values[field.name] = extra[field.name]
-            continue
         value = getattr(struct, field.name)
-        convert = field.metadata.get('convert')
+        convert = conversions.get(field.name)
         values[field.name] = convert(value) if convert else value
     return cls(**values)
 
 
+@_converts(flags=_names.POLICY_FLAGS.name, budget_bytes=_limit, kind=_names.POLICY.name,
+           fidelity=_names.FIDELITY.name, prefill=_names.PREFILL.name, score=_names.SCORE.name,
+           selection=_names.SELECTION.name, full_format=_names.FORMAT.name, key_format=_names.FORMAT.name,
+           value_format=_names.FORMAT.name, cpu_features=_names.CPU.name, exact_attend=bool,
+           store_dtype=_names.DTYPE.name)
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What a cache of a description holds and costs. Bytes are of the whole cache, all sequences together."""
 
-    flags: Tuple[str, ...] = _as(_names.POLICY_FLAGS.name)  #: policy flags in effect
-    budget_bytes: Optional[int] = _as(_limit)  #: the limit in force; None: no limit
+    flags: Tuple[str, ...]  #: policy flags in effect
+    budget_bytes: Optional[int]  #: the limit in force; None: no limit
     minimum_bytes: int  #: smallest Budget.bytes that this description accepts
     planned_bytes: int  #: records, full tokens and tables at full occupancy
     pool_bytes: int  #: of these: records and full-precision tokens
@@ -55,41 +66,42 @@ class Plan:
     readable_tokens: int  #: per sequence and KV head at full occupancy; least over layers
     full_windows: int  #: history windows in the full tier per KV head; least over layers
     quantised_windows: int  #: the same for the quantised tier
-    kind: str = _as(_names.POLICY.name)
-    fidelity: str = _as(_names.FIDELITY.name)
-    prefill: str = _as(_names.PREFILL.name)
+    kind: str
+    fidelity: str
+    prefill: str
     window_tokens: int
     sink_tokens: int
     recent_tokens: int
     period_tokens: int
-    score: str = _as(_names.SCORE.name)
+    score: str
     score_queries: int
-    selection: str = _as(_names.SELECTION.name)
-    full_format: str = _as(_names.FORMAT.name)
-    key_format: str = _as(_names.FORMAT.name)
-    value_format: str = _as(_names.FORMAT.name)
+    selection: str
+    full_format: str
+    key_format: str
+    value_format: str
     value_group: int
     quantised_share_ppm: int
     hysteresis_ppm: int
     max_moves_ppm: int
-    cpu_features: Tuple[str, ...] = _as(_names.CPU.name)  #: that attend really uses for these formats
-    exact_attend: bool = _as(bool)  #: float32 path instead of 8-bit dot products on low-bit records
-    store_dtype: str = _as(_names.DTYPE.name)
+    cpu_features: Tuple[str, ...]  #: that attend really uses for these formats
+    exact_attend: bool  #: float32 path instead of 8-bit dot products on low-bit records
+    store_dtype: str
     max_sequences: int
     max_step_tokens: int
     staging_tokens: int
     budget_overrun_tokens: int  #: paper fidelity: tokens by which sinks and local tokens exceed the published budget
 
 
+@_converts(type=_names.DEVICE.name, cpu_features=_names.CPU.name, name=_text)
 @dataclasses.dataclass(frozen=True)
 class DeviceInfo:
     """One device of a context."""
 
-    type: str = _as(_names.DEVICE.name)
+    type: str
     index: int
-    cpu_features: Tuple[str, ...] = _as(_names.CPU.name)
+    cpu_features: Tuple[str, ...]
     worker_count: int  #: threads a parallel loop may use, the caller's included
-    name: str = _as(_text)
+    name: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +113,12 @@ class ContextBytes:
     object_count: int  #: live allocations
 
 
+@_converts(budget_bytes=_limit)
 @dataclasses.dataclass(frozen=True)
 class MemoryInfo:
     """Bytes that a cache holds at this moment and what its tiers use of them."""
 
-    budget_bytes: Optional[int] = _as(_limit)  #: None: no limit
+    budget_bytes: Optional[int]  #: None: no limit
     allocated_bytes: int  #: pool + table + staging + exact + fixed
     pool_bytes: int  #: records and full-precision tokens, free slots included
     table_bytes: int  #: work lists, scores, balance parameters
@@ -155,11 +168,12 @@ class Diagnostics:
     quantised_mass: float  #: attention mass on quantised windows over all mass
 
 
+@_converts(flags=_names.SEQUENCE_FLAGS.name)
 @dataclasses.dataclass(frozen=True)
 class SequenceInfo:
     """State of one sequence. Tokens by tier are summed over layers and KV heads."""
 
-    flags: Tuple[str, ...] = _as(_names.SEQUENCE_FLAGS.name)
+    flags: Tuple[str, ...]
     length_tokens: int  #: committed
     prefill_tokens: int  #: length when the prompt ended, or -1
     next_event_position: int  #: a host that attends itself ends its step here or before; -1: none comes
@@ -172,16 +186,18 @@ class SequenceInfo:
     exact_bytes: int  #: host copies
 
 
+@_converts(tier=_names.TIER.name, key_format=_names.FORMAT.name, value_format=_names.FORMAT.name,
+           flags=_names.RANGE_FLAGS.name)
 @dataclasses.dataclass(frozen=True)
 class Range:
     """A run of positions of one KV head in one tier: the sinks, one window, or a run of evicted windows."""
 
     begin: int
     end: int
-    tier: str = _as(_names.TIER.name)
-    key_format: str = _as(_names.FORMAT.name)
-    value_format: str = _as(_names.FORMAT.name)
-    flags: Tuple[str, ...] = _as(_names.RANGE_FLAGS.name)
+    tier: str
+    key_format: str
+    value_format: str
+    flags: Tuple[str, ...]
     score: float  #: in units of attention mass
     bytes: int  #: held, dormant records included
 

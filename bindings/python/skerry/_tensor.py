@@ -48,8 +48,14 @@ def numpy_dtype(name):
     raise ValueError(f'no numpy type for {name!r}')
 
 
-def address(array):
-    return array.__array_interface__['data'][0]
+# Looked up once: a model makes four of these calls per layer and token.
+_TENSOR = _ffi.typeof('skerry_tensor *')
+_VOID = _ffi.typeof('void *')
+
+
+def pointer(array, kind):
+    """Address of an array's first number as a C pointer."""
+    return _ffi.cast(kind, array.ctypes.data)
 
 
 def tensor(array, name, declared=None, writable=False):
@@ -69,14 +75,9 @@ def tensor(array, name, declared=None, writable=False):
         if writable:
             raise _errors.argument_error(f'{name}: strides and address must be whole elements', subject='tensor')
         array = array.copy()
-    made = _ffi.new('skerry_tensor *')
-    made.data = _ffi.cast('void *', address(array))
-    made.dtype = dtype
-    made.rank = array.ndim
-    for axis in range(array.ndim):
-        made.shape[axis] = array.shape[axis]
-        made.stride[axis] = array.strides[axis] // size
-    return made, array
+    strides = tuple(stride // size for stride in array.strides)
+    data = pointer(array, _VOID)
+    return _ffi.new(_TENSOR, (data, 0, dtype, array.ndim, array.shape, strides, _abi.SKERRY_DEVICE_CPU, 0)), array
 
 
 def floats(array, name, shape):
@@ -86,14 +87,14 @@ def floats(array, name, shape):
     packed = numpy.ascontiguousarray(array, dtype=numpy.float32)
     if packed.shape != shape:
         raise _errors.argument_error(f'{name}: shape {packed.shape} instead of {shape}', subject='tensor')
-    return _ffi.cast('float *', address(packed)), packed
+    return pointer(packed, 'float *'), packed
 
 
 def packed_output(array, name, kind, tokens):
-    """Address of a caller's one-dimensional output of an exact type with room for `tokens`."""
+    """Checks a caller's one-dimensional output of an exact type with room for `tokens`; returns it."""
     if not isinstance(array, numpy.ndarray) or array.dtype != numpy.dtype(kind):
         raise TypeError(f'{name}: a numpy array of {numpy.dtype(kind)} is needed')
     if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.writeable or array.shape[0] < tokens:
         raise _errors.argument_error(f'{name}: a writable packed array of at least {tokens} numbers is needed', subject='tensor',
                                      found=array.size, allowed=tokens)
-    return address(array)
+    return array
