@@ -140,7 +140,8 @@ uint32_t cpu_detect() { return machine_features() & built_features; }
 const skerry_kernels *cpu_kernels(uint32_t features) {
     const uint32_t usable = features & built_features;
     size_t level = 0;
-    while (level < 3 && (usable & table_features[level]) != 0) ++level;
+    while (level < 3 && (usable & table_features[level]) != 0)
+        ++level;
     return &tables[level];
 }
 

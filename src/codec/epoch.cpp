@@ -19,14 +19,11 @@ constexpr double floor_share = 1e-8;
 
 // 2^(i / 16), rounded to f32.
 constexpr std::array<float, 16> sixteenth_powers = {
-    0x1.000000p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f, 0x1.3dea64p+0f,
-    0x1.4bfdaep+0f, 0x1.5ab07ep+0f, 0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f,
-    0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f,
+    0x1.000000p+0f, 0x1.0b5586p+0f, 0x1.172b84p+0f, 0x1.2387a6p+0f, 0x1.306fe0p+0f, 0x1.3dea64p+0f, 0x1.4bfdaep+0f, 0x1.5ab07ep+0f,
+    0x1.6a09e6p+0f, 0x1.7a1148p+0f, 0x1.8ace54p+0f, 0x1.9c4918p+0f, 0x1.ae89fap+0f, 0x1.c199bep+0f, 0x1.d5818ep+0f, 0x1.ea4afap+0f,
 };
 
-float power_of_two(int32_t exponent) {
-    return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23);
-}
+float power_of_two(int32_t exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
 // Positive numbers to work with whatever came in: floored at a share of their mean, 1 where there is no mean to speak of.
 struct Floored {
@@ -36,7 +33,8 @@ struct Floored {
 
     Floored(const double *numbers, int32_t count) : values(numbers) {
         double mean = 0;
-        for (int32_t i = 0; numbers != nullptr && i < count; ++i) mean += numbers[i] / count;
+        for (int32_t i = 0; numbers != nullptr && i < count; ++i)
+            mean += numbers[i] / count;
         usable = std::isfinite(mean) && mean > 0;
         least = floor_share * mean;
     }
@@ -68,11 +66,11 @@ void epoch_freeze(const EpochStatistics &statistics, int32_t key_dim, uint8_t *s
     const Floored variance(statistics.variance, key_dim), query(statistics.query_square, key_dim);
     const auto log_balance = [&](int32_t i) { return 0.25 * (query.log2(i) - variance.log2(i)); };
     double mean_log = 0;
-    for (int32_t i = 0; i < key_dim; ++i) mean_log += log_balance(i) / key_dim;
+    for (int32_t i = 0; i < key_dim; ++i)
+        mean_log += log_balance(i) / key_dim;
     uint8_t *const balance = stored + epoch_header_bytes + 2 * static_cast<size_t>(key_dim);
     for (int32_t i = 0; i < key_dim; ++i) {
-        const double steps = std::clamp(16.0 * (log_balance(i) - mean_log), -double(epoch_balance_limit),
-                                        double(epoch_balance_limit));
+        const double steps = std::clamp(16.0 * (log_balance(i) - mean_log), -double(epoch_balance_limit), double(epoch_balance_limit));
         balance[i] = static_cast<uint8_t>(static_cast<int8_t>(std::lround(steps)));
     }
 }

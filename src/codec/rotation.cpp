@@ -24,16 +24,19 @@ void hadamard_blocks(float *row, int32_t dim) {
 void rotate(float *row, int32_t dim) {
     if (hadamard_size(dim) == 1) return;
     const float norm = rotation_norm(dim);
-    for (int32_t i = 0; i < dim; ++i) row[i] *= rotation_sign(i);
+    for (int32_t i = 0; i < dim; ++i)
+        row[i] *= rotation_sign(i);
     hadamard_blocks(row, dim);
-    for (int32_t i = 0; i < dim; ++i) row[i] *= norm;
+    for (int32_t i = 0; i < dim; ++i)
+        row[i] *= norm;
 }
 
 void unrotate(float *row, int32_t dim) {
     if (hadamard_size(dim) == 1) return;
     const float norm = rotation_norm(dim);
     hadamard_blocks(row, dim);
-    for (int32_t i = 0; i < dim; ++i) row[i] *= rotation_sign(i) * norm;
+    for (int32_t i = 0; i < dim; ++i)
+        row[i] *= rotation_sign(i) * norm;
 }
 
 } // namespace skerry

@@ -24,8 +24,8 @@ void append(skerry_format format, skerry_side side, int32_t dim, int32_t capacit
         const size_t token = static_cast<size_t>(first + t);
         for (int32_t c = 0; c < dim; ++c) {
             const size_t channel = static_cast<size_t>(c);
-            const size_t index = side == SKERRY_SIDE_KEY ? channel * static_cast<size_t>(capacity) + token
-                                                         : token * static_cast<size_t>(dim) + channel;
+            const size_t index =
+                side == SKERRY_SIDE_KEY ? channel * static_cast<size_t>(capacity) + token : token * static_cast<size_t>(dim) + channel;
             store_element(format, out, index, row[c]);
         }
     }

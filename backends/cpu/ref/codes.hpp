@@ -29,8 +29,8 @@ inline CodePlace code_place(int32_t bits, skerry_side side, int32_t dim, int32_t
     const int32_t block = channel / (16 * n), within = channel % (16 * n);
     const int32_t channels = dim - 16 * n * block < 16 * n ? dim - 16 * n * block : 16 * n;
     const int32_t lanes = (channels + n - 1) / n, quads = (capacity + 3) / 4;
-    const size_t word = static_cast<size_t>(16 * quads) * static_cast<size_t>(block) +
-                        static_cast<size_t>(lanes * (token / 4) + within % lanes);
+    const size_t word =
+        static_cast<size_t>(16 * quads) * static_cast<size_t>(block) + static_cast<size_t>(lanes * (token / 4) + within % lanes);
     return {4 * word + static_cast<size_t>(token % 4), static_cast<uint32_t>(bits * (within / lanes))};
 }
 
@@ -47,8 +47,8 @@ inline uint32_t load_code(const uint8_t *part, skerry_format format, skerry_side
 }
 
 // The bits of the code must be 0 before.
-inline void store_code(uint8_t *part, skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t token,
-                       int32_t channel, uint32_t code) {
+inline void store_code(uint8_t *part, skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t token, int32_t channel,
+                       uint32_t code) {
     const int32_t bits = format == SKERRY_FORMAT_R3 ? 2 : format_bits(format);
     const CodePlace low = code_place(bits, side, dim, capacity, token, channel);
     part[low.byte] = static_cast<uint8_t>(part[low.byte] | ((code & ((1u << bits) - 1u)) << low.shift));

@@ -48,9 +48,7 @@ void decode_r_row(const skerry_code_params &params, const uint8_t *part, int32_t
     }
 }
 
-GridType grid_type(const skerry_code_params &params) {
-    return params.grid_dtype == SKERRY_DTYPE_BF16 ? GridType::bf16 : GridType::f16;
-}
+GridType grid_type(const skerry_code_params &params) { return params.grid_dtype == SKERRY_DTYPE_BF16 ? GridType::bf16 : GridType::f16; }
 
 void decode_channel_keys(const skerry_code_params &params, const uint8_t *part, float *rows, float *scratch) {
     const size_t dim = static_cast<size_t>(params.dim), count = static_cast<size_t>(params.count);

@@ -54,7 +54,8 @@ void encode_row(const skerry_code_params &params, const float *row, int32_t toke
     }
     hadamard_blocks(y, dim);
     float peak = 0;
-    for (int32_t c = 0; c < dim; ++c) peak = std::abs(y[c]) > peak ? std::abs(y[c]) : peak;
+    for (int32_t c = 0; c < dim; ++c)
+        peak = std::abs(y[c]) > peak ? std::abs(y[c]) : peak;
     if (peak == 0) return;
 
     // Powers of two change no digit, and keep the squares of large and small rows in range.
@@ -104,9 +105,7 @@ void encode_row(const skerry_code_params &params, const float *row, int32_t toke
     }
 }
 
-GridType grid_type(const skerry_code_params &params) {
-    return params.grid_dtype == SKERRY_DTYPE_BF16 ? GridType::bf16 : GridType::f16;
-}
+GridType grid_type(const skerry_code_params &params) { return params.grid_dtype == SKERRY_DTYPE_BF16 ? GridType::bf16 : GridType::f16; }
 
 // Keys lose their rotary embedding first, so that a channel is smooth over the tokens of its grid.
 void encode_channel_keys(const skerry_code_params &params, const float *rows, uint8_t *part, float *scratch) {
@@ -129,8 +128,7 @@ void encode_channel_keys(const skerry_code_params &params, const float *rows, ui
     }
     uint8_t *const scales = part + c_code_bytes(params.format, params.side, params.dim, params.capacity);
     for (size_t c = 0; c < dim; ++c) {
-        const ChannelGrid grid =
-            channel_encode_group(source + c, dim, count, bits, grid_type(params), part + c * row_bytes);
+        const ChannelGrid grid = channel_encode_group(source + c, dim, count, bits, grid_type(params), part + c * row_bytes);
         store_half(scales, c, grid.scale);
         store_half(scales, dim + c, grid.zero);
     }

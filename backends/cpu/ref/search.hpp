@@ -27,7 +27,8 @@ struct StepSearch {
 constexpr StepSearch step_search(double optimum) {
     constexpr double shares[step_candidates] = {0.8, 0.9, 1.0, 1.1, 1.2};
     StepSearch search{};
-    for (int i = 0; i < step_candidates; ++i) search.inverse[i] = static_cast<float>(1.0 / (shares[i] * optimum));
+    for (int i = 0; i < step_candidates; ++i)
+        search.inverse[i] = static_cast<float>(1.0 / (shares[i] * optimum));
     return search;
 }
 

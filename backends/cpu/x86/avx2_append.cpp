@@ -49,7 +49,8 @@ inline void store_full(skerry_format format, uint8_t *part, size_t index, int32_
 // One token's keys, `capacity` elements apart.
 void append_key(skerry_format format, int32_t dim, size_t capacity, size_t token, const float *row, uint8_t *part) {
     if (format == SKERRY_FORMAT_F32) {
-        for (int32_t c = 0; c < dim; ++c) std::memcpy(part + 4 * (static_cast<size_t>(c) * capacity + token), row + c, 4);
+        for (int32_t c = 0; c < dim; ++c)
+            std::memcpy(part + 4 * (static_cast<size_t>(c) * capacity + token), row + c, 4);
         return;
     }
     for (int32_t c = 0; c < dim; c += 8) {
@@ -57,17 +58,19 @@ void append_key(skerry_format format, int32_t dim, size_t capacity, size_t token
         uint16_t halves[8];
         _mm_storeu_si128(reinterpret_cast<__m128i *>(halves), to_halves(format, load_some(row + c, channels)));
         uint8_t *const at = part + 2 * (static_cast<size_t>(c) * capacity + token);
-        for (int32_t i = 0; i < channels; ++i) std::memcpy(at + 2 * static_cast<size_t>(i) * capacity, &halves[i], 2);
+        for (int32_t i = 0; i < channels; ++i)
+            std::memcpy(at + 2 * static_cast<size_t>(i) * capacity, &halves[i], 2);
     }
 }
 
-void append_keys(skerry_format format, int32_t dim, size_t capacity, size_t token, int32_t tokens, const float *rows,
-                 int64_t row_stride, uint8_t *part) {
+void append_keys(skerry_format format, int32_t dim, size_t capacity, size_t token, int32_t tokens, const float *rows, int64_t row_stride,
+                 uint8_t *part) {
     for (int32_t c = 0; c < dim; c += 8) {
         const int32_t channels = dim - c < 8 ? dim - c : 8;
         __m256 z[8];
 #pragma GCC unroll 8
-        for (int t = 0; t < 8; ++t) z[t] = t < tokens ? load_some(rows + t * row_stride + c, channels) : _mm256_setzero_ps();
+        for (int t = 0; t < 8; ++t)
+            z[t] = t < tokens ? load_some(rows + t * row_stride + c, channels) : _mm256_setzero_ps();
         transpose(z);
         for (int i = 0; i < channels; ++i) {
             store_full(format, part, static_cast<size_t>(c + i) * capacity + token, tokens, z[i]);
@@ -77,8 +80,8 @@ void append_keys(skerry_format format, int32_t dim, size_t capacity, size_t toke
 
 } // namespace
 
-void skerry::skerry_cpu_avx2_append(skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t first,
-                                    int32_t count, const float *rows, int64_t row_stride, void *part) {
+void skerry::skerry_cpu_avx2_append(skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t first, int32_t count,
+                                    const float *rows, int64_t row_stride, void *part) {
     uint8_t *const out = static_cast<uint8_t *>(part);
     constexpr int32_t fewest_for_blocks = 4;
     if (side == SKERRY_SIDE_VALUE) {

@@ -94,7 +94,8 @@ inline Floats load_full(skerry_format format, const uint8_t *part, size_t index,
     }
     uint16_t halves[8] = {};
     std::memcpy(halves, part + 2 * index, 2 * static_cast<size_t>(count));
-    const __m128i loaded = _mm_loadu_si128(reinterpret_cast<const __m128i *>(count == 8 ? part + 2 * index : reinterpret_cast<const uint8_t *>(halves)));
+    const __m128i loaded =
+        _mm_loadu_si128(reinterpret_cast<const __m128i *>(count == 8 ? part + 2 * index : reinterpret_cast<const uint8_t *>(halves)));
     if (format == SKERRY_FORMAT_F16) return _mm256_cvtph_ps(loaded);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(loaded), 16));
 }

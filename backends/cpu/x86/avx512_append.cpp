@@ -32,7 +32,8 @@ inline void store_full(skerry_format format, uint8_t *part, size_t index, __mmas
 // One token's keys, `capacity` elements apart.
 void append_key(skerry_format format, int32_t dim, size_t capacity, size_t token, const float *row, uint8_t *part) {
     if (format == SKERRY_FORMAT_F32) {
-        for (int32_t c = 0; c < dim; ++c) std::memcpy(part + 4 * (static_cast<size_t>(c) * capacity + token), row + c, 4);
+        for (int32_t c = 0; c < dim; ++c)
+            std::memcpy(part + 4 * (static_cast<size_t>(c) * capacity + token), row + c, 4);
         return;
     }
     for (int32_t c = 0; c < dim; c += 16) {
@@ -41,12 +42,13 @@ void append_key(skerry_format format, int32_t dim, size_t capacity, size_t token
         const __m512 numbers = _mm512_maskz_loadu_ps(first_lanes(channels), row + c);
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(halves), to_halves(format, numbers));
         uint8_t *const at = part + 2 * (static_cast<size_t>(c) * capacity + token);
-        for (int32_t i = 0; i < channels; ++i) std::memcpy(at + 2 * static_cast<size_t>(i) * capacity, &halves[i], 2);
+        for (int32_t i = 0; i < channels; ++i)
+            std::memcpy(at + 2 * static_cast<size_t>(i) * capacity, &halves[i], 2);
     }
 }
 
-void append_keys(skerry_format format, int32_t dim, size_t capacity, size_t token, int32_t tokens, const float *rows,
-                 int64_t row_stride, uint8_t *part) {
+void append_keys(skerry_format format, int32_t dim, size_t capacity, size_t token, int32_t tokens, const float *rows, int64_t row_stride,
+                 uint8_t *part) {
     for (int32_t c = 0; c < dim; c += 16) {
         const int32_t channels = dim - c < 16 ? dim - c : 16;
         __m512 z[16];
@@ -63,8 +65,8 @@ void append_keys(skerry_format format, int32_t dim, size_t capacity, size_t toke
 
 } // namespace
 
-void skerry::skerry_cpu_avx512_append(skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t first,
-                                      int32_t count, const float *rows, int64_t row_stride, void *part) {
+void skerry::skerry_cpu_avx512_append(skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t first, int32_t count,
+                                      const float *rows, int64_t row_stride, void *part) {
     uint8_t *const out = static_cast<uint8_t *>(part);
     constexpr int32_t fewest_for_blocks = 4;
     if (side == SKERRY_SIDE_VALUE) {

@@ -53,9 +53,7 @@ inline Ints to_codes(Floats level, Floats value, int32_t half, Mask is_live) {
     const Ints mirrored = _mm512_xor_si512(_mm512_cvttps_epi32(level), _mm512_srai_epi32(_mm512_castps_si512(value), 31));
     return _mm512_maskz_add_epi32(is_live, mirrored, _mm512_set1_epi32(half));
 }
-inline void store_codes(uint8_t *at, Ints codes) {
-    _mm_storeu_si128(reinterpret_cast<__m128i *>(at), _mm512_cvtepi32_epi8(codes));
-}
+inline void store_codes(uint8_t *at, Ints codes) { _mm_storeu_si128(reinterpret_cast<__m128i *>(at), _mm512_cvtepi32_epi8(codes)); }
 inline void store_scales(uint8_t *at, Floats scales) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm512_cvtps_ph(scales, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }

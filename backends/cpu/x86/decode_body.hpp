@@ -62,7 +62,8 @@ void transform_row(float *row, int32_t dim, int32_t distance) {
         for (int32_t i = base; i < base + distance; i += width) {
             Floats z[Count];
 #pragma GCC unroll 8
-            for (int k = 0; k < Count; ++k) z[k] = load(row + i + k * distance);
+            for (int k = 0; k < Count; ++k)
+                z[k] = load(row + i + k * distance);
 #pragma GCC unroll 4
             for (int step = 1; step < Count; step *= 2) {
 #pragma GCC unroll 8
@@ -74,7 +75,8 @@ void transform_row(float *row, int32_t dim, int32_t distance) {
                 }
             }
 #pragma GCC unroll 8
-            for (int k = 0; k < Count; ++k) store(row + i + k * distance, z[k]);
+            for (int k = 0; k < Count; ++k)
+                store(row + i + k * distance, z[k]);
         }
     }
 }
@@ -110,7 +112,8 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
             store(row + c, in_lane_stages(sub(to_floats(codes), centre)));
         }
         int32_t distance = width;
-        for (; distance * 8 <= n; distance *= 8) transform_row<8>(row, dim, distance);
+        for (; distance * 8 <= n; distance *= 8)
+            transform_row<8>(row, dim, distance);
         if (distance * 4 <= n) {
             transform_row<4>(row, dim, distance);
         } else if (distance * 2 <= n) {
@@ -123,17 +126,26 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
                 store(row + c, add(value, load(params.epoch->mean + c)));
             }
         } else {
-            for (int32_t c = 0; c < dim; c += width) store(row + c, flip(mul(load(row + c), scale), hash_signs(c)));
+            for (int32_t c = 0; c < dim; c += width)
+                store(row + c, flip(mul(load(row + c), scale), hash_signs(c)));
         }
     }
 }
 
 void decode_r(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
     switch (params.format) {
-    case SKERRY_FORMAT_R2: decode_r_rows<SKERRY_FORMAT_R2>(params, part, rows, scratch); break;
-    case SKERRY_FORMAT_R3: decode_r_rows<SKERRY_FORMAT_R3>(params, part, rows, scratch); break;
-    case SKERRY_FORMAT_R4: decode_r_rows<SKERRY_FORMAT_R4>(params, part, rows, scratch); break;
-    default: decode_r_rows<SKERRY_FORMAT_R8>(params, part, rows, scratch); break;
+    case SKERRY_FORMAT_R2:
+        decode_r_rows<SKERRY_FORMAT_R2>(params, part, rows, scratch);
+        break;
+    case SKERRY_FORMAT_R3:
+        decode_r_rows<SKERRY_FORMAT_R3>(params, part, rows, scratch);
+        break;
+    case SKERRY_FORMAT_R4:
+        decode_r_rows<SKERRY_FORMAT_R4>(params, part, rows, scratch);
+        break;
+    default:
+        decode_r_rows<SKERRY_FORMAT_R8>(params, part, rows, scratch);
+        break;
     }
 }
 

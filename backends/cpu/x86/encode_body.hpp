@@ -56,10 +56,12 @@ void transform_pass(float *y, int32_t dim, int32_t distance) {
         for (int32_t i = base; i < base + distance; ++i) {
             Floats z[Count];
 #pragma GCC unroll 16
-            for (int k = 0; k < Count; ++k) z[k] = load(y + static_cast<size_t>(i + k * distance) * width);
+            for (int k = 0; k < Count; ++k)
+                z[k] = load(y + static_cast<size_t>(i + k * distance) * width);
             transform<Count>(z, Count);
 #pragma GCC unroll 16
-            for (int k = 0; k < Count; ++k) store(y + static_cast<size_t>(i + k * distance) * width, z[k]);
+            for (int k = 0; k < Count; ++k)
+                store(y + static_cast<size_t>(i + k * distance) * width, z[k]);
         }
     }
 }
@@ -88,10 +90,12 @@ void rotate_rows(const skerry_code_params &params, const float *rows, int32_t to
         }
         transpose(z);
         transform<width>(z, n);
-        for (int i = 0; i < count; ++i) store(y + static_cast<size_t>(c + i) * width, z[i]);
+        for (int i = 0; i < count; ++i)
+            store(y + static_cast<size_t>(c + i) * width, z[i]);
     }
     int32_t distance = width;
-    for (; distance * 8 <= n; distance *= 8) transform_pass<8>(y, dim, distance);
+    for (; distance * 8 <= n; distance *= 8)
+        transform_pass<8>(y, dim, distance);
     if (distance * 4 <= n) {
         transform_pass<4>(y, dim, distance);
     } else if (distance * 2 <= n) {
@@ -166,7 +170,8 @@ BestStep largest_step(const float *y, int32_t dim, const RowSums &sums, Floats p
 void code_rows(const skerry_code_params &params, float *y, uint8_t *codes, uint8_t *scales) {
     const int32_t dim = params.dim;
     Floats peak = zero();
-    for (int32_t c = 0; c < dim; ++c) peak = greatest(magnitude(load(y + static_cast<size_t>(c) * width)), peak);
+    for (int32_t c = 0; c < dim; ++c)
+        peak = greatest(magnitude(load(y + static_cast<size_t>(c) * width)), peak);
     const Mask is_live = is_above(peak, zero());
 
     const Ints exponent = exponent_of(peak, skerry::ref::row_exponent_least);
@@ -181,10 +186,18 @@ void code_rows(const skerry_code_params &params, float *y, uint8_t *codes, uint8
 
     BestStep best;
     switch (params.format) {
-    case SKERRY_FORMAT_R2: best = search_step<2>(y, dim, sums, skerry::ref::step_search_r2); break;
-    case SKERRY_FORMAT_R3: best = search_step<3>(y, dim, sums, skerry::ref::step_search_r3); break;
-    case SKERRY_FORMAT_R4: best = search_step<4>(y, dim, sums, skerry::ref::step_search_r4); break;
-    default: best = largest_step(y, dim, sums, mul(peak, shrink)); break;
+    case SKERRY_FORMAT_R2:
+        best = search_step<2>(y, dim, sums, skerry::ref::step_search_r2);
+        break;
+    case SKERRY_FORMAT_R3:
+        best = search_step<3>(y, dim, sums, skerry::ref::step_search_r3);
+        break;
+    case SKERRY_FORMAT_R4:
+        best = search_step<4>(y, dim, sums, skerry::ref::step_search_r4);
+        break;
+    default:
+        best = largest_step(y, dim, sums, mul(peak, shrink));
+        break;
     }
 
     const bool is_key = params.side == SKERRY_SIDE_KEY;
@@ -223,12 +236,13 @@ void pack_plane(const skerry_code_params &params, Planes plane, const uint8_t *c
             __m128i byte[4];
             for (int32_t b = 0; b < 4; ++b) {
                 byte[b] = field(4 * n * line + b, 0);
-                for (int32_t j = 1; j < n; ++j) byte[b] = _mm_or_si128(byte[b], field(4 * n * line + 4 * j + b, j));
+                for (int32_t j = 1; j < n; ++j)
+                    byte[b] = _mm_or_si128(byte[b], field(4 * n * line + 4 * j + b, j));
             }
             const __m128i low01 = _mm_unpacklo_epi8(byte[0], byte[1]), high01 = _mm_unpackhi_epi8(byte[0], byte[1]);
             const __m128i low23 = _mm_unpacklo_epi8(byte[2], byte[3]), high23 = _mm_unpackhi_epi8(byte[2], byte[3]);
-            __m128i words[4] = {_mm_unpacklo_epi16(low01, low23), _mm_unpackhi_epi16(low01, low23),
-                                _mm_unpacklo_epi16(high01, high23), _mm_unpackhi_epi16(high01, high23)};
+            __m128i words[4] = {_mm_unpacklo_epi16(low01, low23), _mm_unpackhi_epi16(low01, low23), _mm_unpacklo_epi16(high01, high23),
+                                _mm_unpackhi_epi16(high01, high23)};
             std::memcpy(part + static_cast<size_t>(line) * line_bytes, words, line_bytes);
         }
         return;
@@ -239,10 +253,12 @@ void pack_plane(const skerry_code_params &params, Planes plane, const uint8_t *c
         uint8_t *const block = part + static_cast<size_t>(first / n) * 4 * static_cast<size_t>(quads);
         for (int32_t lane = 0; lane < lanes; ++lane) {
             __m128i word = field(first + lane, 0);
-            for (int32_t j = 1; j < n; ++j) word = _mm_or_si128(word, field(first + lanes * j + lane, j));
+            for (int32_t j = 1; j < n; ++j)
+                word = _mm_or_si128(word, field(first + lanes * j + lane, j));
             uint32_t quad[4];
             std::memcpy(quad, &word, sizeof quad);
-            for (int32_t q = 0; q < quads; ++q) std::memcpy(block + 4 * static_cast<size_t>(lanes * q + lane), &quad[q], 4);
+            for (int32_t q = 0; q < quads; ++q)
+                std::memcpy(block + 4 * static_cast<size_t>(lanes * q + lane), &quad[q], 4);
         }
     }
 }
