@@ -87,8 +87,8 @@ class Job:
         self.open_session = open_session
         self.model, self.tokens = Model(), Tokens()
         self.config = self.model.config
-        document = (DATA / (text + ".txt")).read_text(encoding="utf-8")
-        ids = self.tokens.encode(self.tokens.chat_start(document + "\n"))
+        document = (DATA / (text + ".txt")).read_text(encoding="utf-8").rstrip()
+        ids = self.tokens.encode(self.tokens.chat_start(document))
         self.prompt, self.continuation = ids[:-CONTINUATION_TOKENS], ids[-CONTINUATION_TOKENS:]
         self.length = len(ids) + TURN_TOKENS
         self.questions = read_questions(DATA / (text + ".questions.tsv"))[:questions_limit]

@@ -35,10 +35,10 @@ class Tokens:
     def decode(self, ids):
         return self._inner.decode(list(ids), skip_special_tokens=False)
 
-    def chat_start(self, first_user_text, system=SYSTEM):
-        """ChatML up to and including the first words of the user, whose turn stays open."""
-        return ("<|im_start|>system\n%s<|im_end|>\n<|im_start|>user\n%s" % (system, first_user_text))
+    def chat_start(self, text, system=SYSTEM):
+        """ChatML of the system's turn and of a user's turn that stays open after `text`."""
+        return "<|im_start|>system\n%s<|im_end|>\n<|im_start|>user\n%s" % (system, text)
 
     def chat_ask(self, question):
-        """Closes the user's open turn with `question` and opens the answer."""
-        return question + "<|im_end|>\n<|im_start|>assistant\n"
+        """Closes the open turn, asks `question` in one of its own and opens the answer."""
+        return "<|im_end|>\n<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n" % question
