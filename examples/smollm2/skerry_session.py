@@ -128,11 +128,13 @@ class SkerrySession:
     def memory(self):
         """Bytes as the library reports them.
 
-        bytes      slots in use and tables: what this cache's sequences need now
-        allocated  everything it holds under its budget, free slots included
+        bytes      what one sequence costs: under a budget everything that is held for it, free
+                   slots and tables included; without one, the slots in use
         staging    held on top while a step is in flight and a prompt is read
         """
         held = self.cache.memory()
-        return {"bytes": held.used_bytes, "allocated": held.pool_bytes + held.table_bytes,
+        whole = held.pool_bytes + held.table_bytes
+        return {"bytes": held.used_bytes if self.budget is None else whole // self.sequences,
+                "used": held.used_bytes, "pool": held.pool_bytes, "table": held.table_bytes,
                 "staging": held.staging_bytes, "fixed": held.fixed_bytes, "peak": held.peak_bytes,
                 "charged_bytes": self.sequence.info().charged_bytes}
