@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The decoder of R formats, written once over the vector operations that the including file defines: lanes are channels. Needs
-// dimensions that are multiples of 16. The butterflies are exact (ref/decode.cpp), so their order is free.
-//   constexpr int width; types Floats, Ints; load store broadcast add sub mul div flip hash_signs load_half to_levels in_lane_stages
-//   key_codes<Bits> take_codes load_index store_index.
+// The decoder of R formats, written once over vector operations. Lanes are channels; dimensions are multiples of 16. The butterflies
+// are exact (ref/decode.cpp), so their order is free. The including file defines `width`, the types Floats and Ints and the
+// operations, all in its unnamed namespace, and includes this file once.
 
 #include "cpu/x86/code_shape.hpp"
 
@@ -14,7 +13,8 @@ float rotation_norm(int32_t dim);
 
 namespace {
 
-// Where `width` consecutive channels of a value lie within the words of their block: lanes of consecutive words, or gathered.
+// Where `width` consecutive channels of a value lie within the words of their block: lanes of consecutive
+// words, or gathered.
 struct ValueGroup {
     int32_t index[width];
     int32_t shift[width];
@@ -50,9 +50,9 @@ inline Ints value_codes(const uint8_t *plane, const ValueGroup &group, int32_t t
     return take_codes(gather_words(words, load_index(group.index), group.lanes), load_index(group.shift), byte_shift, (1 << Bits) - 1);
 }
 
-template <int Bits>
+template <int Bits, bool is_key>
 inline Ints side_codes(const skerry_code_params &params, const uint8_t *plane, const ValueGroup *groups, int32_t token, int32_t c) {
-    if (params.side == SKERRY_SIDE_KEY) return key_codes<Bits>(plane, params.capacity, token, c);
+    if constexpr (is_key) return key_codes<Bits>(plane, params.capacity, token, c);
     return value_codes<Bits>(plane, groups[c / width], token);
 }
 
@@ -81,22 +81,21 @@ void transform_row(float *row, int32_t dim, int32_t distance) {
     }
 }
 
-template <int Format>
+template <int Format, bool is_key>
 void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
     constexpr int bits = Format == SKERRY_FORMAT_R2 ? 2 : Format == SKERRY_FORMAT_R3 ? 3 : Format == SKERRY_FORMAT_R4 ? 4 : 8;
     constexpr int low_bits = bits == 3 ? 2 : bits;
     const int32_t dim = params.dim, n = dim & -dim;
-    const bool is_key = params.side == SKERRY_SIDE_KEY;
     const uint8_t *const high_plane = part + shape_plane_bytes(2, params.side, dim, params.capacity);
     const uint8_t *const scales = part + shape_scale_offset(params.format, params.side, dim, params.capacity);
 
     float *const factors = static_cast<float *>(scratch);
     ValueGroup *const low_groups = reinterpret_cast<ValueGroup *>(factors + dim), *const high_groups = low_groups + dim / width;
-    if (is_key) {
-        for (int32_t c = 0; c < dim; c += width) {
-            store(factors + c, flip(div(broadcast(1.0f), load(params.epoch->balance + c)), hash_signs(c)));
-        }
-    } else {
+    for (int32_t c = 0; c < dim; c += width) {
+        const Floats one = broadcast(1.0f);
+        store(factors + c, flip(is_key ? div(one, load(params.epoch->balance + c)) : one, hash_signs(c)));
+    }
+    if (!is_key) {
         prepare_groups(low_groups, low_bits, dim, params.capacity);
         if constexpr (bits == 3) prepare_groups(high_groups, 1, dim, params.capacity);
     }
@@ -107,8 +106,8 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
     for (int32_t t = 0; t < params.count; ++t) {
         float *const row = rows + static_cast<size_t>(t) * static_cast<size_t>(dim);
         for (int32_t c = 0; c < dim; c += width) {
-            Ints codes = side_codes<low_bits>(params, part, low_groups, t, c);
-            if constexpr (bits == 3) codes = join_codes(codes, side_codes<1>(params, high_plane, high_groups, t, c));
+            Ints codes = side_codes<low_bits, is_key>(params, part, low_groups, t, c);
+            if constexpr (bits == 3) codes = join_codes(codes, side_codes<1, is_key>(params, high_plane, high_groups, t, c));
             store(row + c, in_lane_stages(sub(to_floats(codes), centre)));
         }
         int32_t distance = width;
@@ -126,26 +125,26 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
                 store(row + c, add(value, load(params.epoch->mean + c)));
             }
         } else {
-            for (int32_t c = 0; c < dim; c += width)
-                store(row + c, flip(mul(load(row + c), scale), hash_signs(c)));
+            for (int32_t c = 0; c < dim; c += width) store(row + c, mul(mul(load(row + c), scale), load(factors + c)));
         }
     }
 }
 
-void decode_r(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
+template <bool is_key>
+void decode_r_side(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
     switch (params.format) {
-    case SKERRY_FORMAT_R2:
-        decode_r_rows<SKERRY_FORMAT_R2>(params, part, rows, scratch);
-        break;
-    case SKERRY_FORMAT_R3:
-        decode_r_rows<SKERRY_FORMAT_R3>(params, part, rows, scratch);
-        break;
-    case SKERRY_FORMAT_R4:
-        decode_r_rows<SKERRY_FORMAT_R4>(params, part, rows, scratch);
-        break;
-    default:
-        decode_r_rows<SKERRY_FORMAT_R8>(params, part, rows, scratch);
-        break;
+    case SKERRY_FORMAT_R2: decode_r_rows<SKERRY_FORMAT_R2, is_key>(params, part, rows, scratch); break;
+    case SKERRY_FORMAT_R3: decode_r_rows<SKERRY_FORMAT_R3, is_key>(params, part, rows, scratch); break;
+    case SKERRY_FORMAT_R4: decode_r_rows<SKERRY_FORMAT_R4, is_key>(params, part, rows, scratch); break;
+    default: decode_r_rows<SKERRY_FORMAT_R8, is_key>(params, part, rows, scratch); break;
+    }
+}
+
+void decode_r(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
+    if (params.side == SKERRY_SIDE_KEY) {
+        decode_r_side<true>(params, part, rows, scratch);
+    } else {
+        decode_r_side<false>(params, part, rows, scratch);
     }
 }
 
