@@ -9,7 +9,8 @@
 #include <cpuid.h>
 #endif
 
-// The build defines SKERRY_HAVE_<SET> for each instruction set that it compiles and SKERRY_HAVE_<SET>_<TOPIC> for each of its kernels.
+// The build defines SKERRY_HAVE_<SET> for each instruction set that it compiles and SKERRY_HAVE_<SET>_<TOPIC>
+// for each of its kernels.
 
 namespace skerry {
 

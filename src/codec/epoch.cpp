@@ -25,7 +25,8 @@ constexpr std::array<float, 16> sixteenth_powers = {
 
 float power_of_two(int32_t exponent) { return std::bit_cast<float>(static_cast<uint32_t>(exponent + 127) << 23); }
 
-// Positive numbers to work with whatever came in: floored at a share of their mean, 1 where there is no mean to speak of.
+// Positive numbers to work with whatever came in: floored at a share of their mean, 1 where there is no mean
+// to speak of.
 struct Floored {
     const double *values;
     double least = 0;

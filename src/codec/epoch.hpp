@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Balance parameters of one epoch of one KV head: statistics in, stored bytes, and back. Whoever codes with an epoch uses the
-// numbers decoded from the stored bytes, never the statistics.
+// Balance parameters of one epoch of one KV head: statistics in, stored bytes, and back. Whoever codes with
+// an epoch uses the numbers decoded from the stored bytes, never the statistics.
 //
 // Stored, little-endian, 4 + 3 dim bytes:
 //   int8  key_exponent, value_exponent; two bytes 0
@@ -30,8 +30,8 @@ inline constexpr int32_t epoch_balance_limit = 126; // in sixteenths: 2^7.875
 
 constexpr size_t epoch_bytes(int32_t key_dim) { return epoch_header_bytes + 3 * static_cast<size_t>(key_dim); }
 
-// The exponent under which the largest magnitude lies in [8, 16): an f16 then has room for 2^12 times that, and stays
-// normal down to 2^-18 of it.
+// The exponent under which the largest magnitude lies in [8, 16): an f16 then has room for 2^12 times that,
+// and stays normal down to 2^-18 of it.
 int32_t epoch_exponent(float largest);
 
 void epoch_freeze(const EpochStatistics &statistics, int32_t key_dim, uint8_t *stored);

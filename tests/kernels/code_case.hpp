@@ -1,5 +1,6 @@
 #pragma once
-// What the tests of append, encode and decode share: levels of the CPU backend, numbers, guarded buffers and parameters.
+// What the tests of append, encode and decode share: levels of the CPU backend, numbers, guarded buffers and
+// parameters.
 
 #include "codec/layout.hpp"
 #include "cpu/kernels.hpp"
@@ -118,7 +119,8 @@ struct Setting {
     size_t elements() const { return static_cast<size_t>(params.count) * static_cast<size_t>(params.dim); }
 };
 
-// Encodes into a part between guards, with scratch of exactly the size that is asked for. Fails when anything else was written.
+// Encodes into a part between guards, with scratch of exactly the size that is asked for. Fails when anything
+// else was written.
 inline Guarded encode(const skerry_kernels *kernels, const Setting &setting, const float *rows, uint8_t fill = 0xa5) {
     Guarded part(setting.bytes(), fill), scratch(kernels->code_scratch_bytes(setting.params.dim, setting.params.capacity), 0x77);
     kernels->encode(&setting.params, rows, part.data(), scratch.data());

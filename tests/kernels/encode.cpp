@@ -111,7 +111,8 @@ TEST_CASE_TEMPLATE("encode: edge inputs decode to finite numbers of their size",
         CAPTURE(largest);
         for (int32_t c = 0; c < dim; ++c)
             REQUIRE(std::isfinite(rows.floats()[c]));
-        // Two bits on a row that is one outlier keep at least half of its energy; tiny rows may round to nothing.
+        // Two bits on a row that is one outlier keep at least half of its energy; tiny rows may round to
+        // nothing.
         if (largest > 1e-30f) CHECK(relative_error(row.data(), rows.floats(), row.size()) < 0.75);
         if (largest == 0) {
             for (int32_t c = 0; c < dim; ++c)
@@ -140,7 +141,8 @@ TEST_CASE_TEMPLATE("encode: a zero row and missing tokens store scale 0 and code
 }
 
 TEST_CASE_TEMPLATE("encode: error on normal numbers is that of the published table", T, SKERRY_TEST_R_PARTS) {
-    // Relative rms error, kernels that search their step: 0.34 to 0.36, 0.18 to 0.20, 0.09 to 0.105, below 0.01.
+    // Relative rms error, kernels that search their step: 0.34 to 0.36, 0.18 to 0.20, 0.09 to 0.105, below
+    // 0.01.
     const double low = T::format == SKERRY_FORMAT_R2   ? 0.33
                        : T::format == SKERRY_FORMAT_R3 ? 0.175
                        : T::format == SKERRY_FORMAT_R4 ? 0.085
@@ -259,7 +261,8 @@ TEST_CASE_TEMPLATE("encode: C keys are un-rotated before coding and rotated afte
         setting.params.rotary_pairing = pairing;
         setting.params.position = 1000;
         setting.params.attention_factor = 1.25f;
-        // Constant before the rotary embedding: exact grids, so what is left is the error of the rotation itself.
+        // Constant before the rotary embedding: exact grids, so what is left is the error of the rotation
+        // itself.
         const std::vector<float> still = normals(2, dim);
         std::vector<float> rows(setting.elements());
         for (int32_t t = 0; t < tokens; ++t) {

@@ -26,8 +26,8 @@ void decode_full_row(const skerry_code_params &params, const uint8_t *part, size
     }
 }
 
-// Levels are multiples of one half below 2^7 and dimensions lie below 2^16, so the butterflies are exact: the order of their
-// sums shows in no bit of the result.
+// Levels are multiples of one half below 2^7 and dimensions lie below 2^16, so the butterflies are exact: the
+// order of their sums shows in no bit of the result.
 void decode_r_row(const skerry_code_params &params, const uint8_t *part, int32_t token, float *row) {
     const int32_t dim = params.dim;
     const bool is_key = params.side == SKERRY_SIDE_KEY, is_rotated = hadamard_size(dim) > 1;

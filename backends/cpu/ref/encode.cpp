@@ -9,8 +9,8 @@
 #include <bit>
 #include <cmath>
 
-// Encoders on all instruction sets store the same bytes, so every rounding below is part of the format: no fused multiply-add,
-// and sums run over channels in ascending order.
+// Encoders on all instruction sets store the same bytes, so every rounding below is part of the format: no
+// fused multiply-add, and sums run over channels in ascending order.
 
 namespace skerry::ref {
 
@@ -26,8 +26,8 @@ int32_t outward_level(float magnitude, float inverse_step, float outermost) {
     return static_cast<int32_t>(at_most(magnitude * inverse_step, outermost));
 }
 
-// Sums of the levels that a step gives: y times level and level squared. Levels are half a step further out than their index,
-// so both follow from sums over indices; those of index squared are exact.
+// Sums of the levels that a step gives: y times level and level squared. Levels are half a step further out
+// than their index, so both follow from sums over indices; those of index squared are exact.
 struct StepSums {
     float product;
     float squares;

@@ -11,8 +11,8 @@ int32_t supports(skerry_format format, skerry_side side, int32_t dim) {
     return is_r_format(format) && hadamard_size(dim) >= 2 ? 1 : 0;
 }
 
-// Rows of a record in f32, at least the 16 that vector versions work on; beside them a byte for each of their codes, or a row
-// each for rotary tables and codes.
+// Rows of a record in f32, at least the 16 that vector versions work on; beside them a byte for each of their
+// codes, or a row each for rotary tables and codes.
 size_t code_scratch_bytes(int32_t dim, int32_t capacity) {
     constexpr size_t padding_channels = 32;
     const size_t channels = static_cast<size_t>(dim);

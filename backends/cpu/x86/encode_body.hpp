@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// The encoder of R formats, written once over the vector operations that the including file defines: lanes are tokens, so sums over
-// channels are vertical and keep the order of the reference. Included by one file per instruction set, after
-//   constexpr int width; types Floats, Ints, Mask;
-//   load store broadcast zero add sub mul div root least greatest magnitude flip truncate is_at_least is_above choose keep add_where
-//   to_levels; sign_mask hash_signs load_some exponent_of power_of_two transpose store_codes store_scales.
+// The encoder of R formats, written once over vector operations. Lanes are tokens, so sums over channels are vertical and keep the
+// order of the reference. The including file defines `width`, the types Floats, Ints and Mask and the operations, all in its unnamed
+// namespace, and includes this file once.
 
 #include "cpu/ref/search.hpp"
 #include "cpu/x86/code_shape.hpp"
@@ -130,7 +128,8 @@ BestStep search_step(const float *y, int32_t dim, const RowSums &sums, const ske
         for (int k = 0; k < count; ++k) {
             const Floats steps = mul(value, inverse[k]);
             if constexpr (Bits == 2) {
-                // Indices are 0 and 1: the products are the value or nothing, index (index + 1) is 2 or nothing.
+                // Indices are 0 and 1: the products are the value or nothing, index (index + 1) is 2 or
+                // nothing.
                 const Mask is_outer = is_at_least(steps, one);
                 products[k] = add_where(products[k], is_outer, value);
                 squares[k] = add_where(squares[k], is_outer, broadcast(2.0f));

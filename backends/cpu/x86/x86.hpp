@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Entry points of the x86 instruction sets. Files that define them hold intrinsics and functions with internal linkage only: a shared
-// inline function compiled there could be the copy that the linker keeps for machines without the instruction set.
+// Entry points of the x86 instruction sets. Files that define them hold intrinsics and functions with
+// internal linkage only: a shared inline function compiled there could be the copy that the linker keeps for
+// machines without the instruction set.
 
 #include <skerry/backend.h>
 
