@@ -688,7 +688,7 @@ void soften(Work &w, int head) {
     for (int at = 0; at < w.items; at += lanes) {
         Vec x[lanes];
         for (int i = 0; i < lanes; ++i) x[i] = at + i < w.items ? v_load(logits + lanes * (at + i)) : none;
-        const Vec max = v_reduce16<v_max>(x);
+        const Vec max = v_reduce16_max(x);
         v_store(tile_max + at, max);
         largest = v_max(largest, max);
         for (int i = 0; i < lanes; ++i) {
@@ -696,7 +696,7 @@ void soften(Work &w, int head) {
             x[i] = v_exp(v_sub(x[i], v_set1(held_max)));
             if (at + i < w.items) v_store(logits + lanes * (at + i), x[i]);
         }
-        v_store(tile_sum + at, v_reduce16<v_add>(x));
+        v_store(tile_sum + at, v_reduce16_add(x));
     }
     const float block_max = v_largest(largest);
     if (block_max > w.max[head]) {

@@ -130,9 +130,9 @@ static inline Vec v_butterfly(Vec x, int n) {
     return x;
 }
 
-// Lane i of the result is the largest of x[i]; the sum below.
+// Sixteen vectors to one: lane i is the largest of x[i], or their sum.
 template <Vec (*op)(Vec, Vec)>
-static inline Vec v_reduce16(const Vec *x) {
+static inline Vec reduce16_by(const Vec *x) {
     Vec quad[4];
     for (int i = 0; i < 4; ++i) {
         const Vec *const y = x + 4 * i;
@@ -145,5 +145,7 @@ static inline Vec v_reduce16(const Vec *x) {
     const Vec high = op(_mm512_shuffle_f32x4(quad[2], quad[3], 0x88), _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd));
     return op(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
+static inline Vec v_reduce16_max(const Vec *x) { return reduce16_by<v_max>(x); }
+static inline Vec v_reduce16_add(const Vec *x) { return reduce16_by<v_add>(x); }
 
 } // namespace skerry

@@ -264,7 +264,7 @@ void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale
             x[i] = v_mul(v_load(weights + lanes * (at + i)),
                          load_scales(item.value, bucket.value_format, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity, item.count));
         }
-        const Vec largest = v_max(v_reduce16<v_max>(x), v_set1(0x1p-100f));
+        const Vec largest = v_max(v_reduce16_max(x), v_set1(0x1p-100f));
         float inverse[lanes], step[lanes], total[lanes];
         v_store(inverse, v_div(v_set1(top), largest));
         const Vec piece = v_mul(v_mul(v_load_n(shrink + at, n), v_set1(exponent_scale)), v_mul(largest, v_set1(1.0f / top)));
@@ -278,7 +278,7 @@ void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale
             if (is_fine) _mm_storeu_si128(reinterpret_cast<__m128i *>(low_bytes + to), _mm512_cvtepi32_epi8(whole));
             steps[at + i] = step[i];
         }
-        v_store(total, v_mul(v_reduce16<v_add>(x), piece));
+        v_store(total, v_mul(v_reduce16_add(x), piece));
         for (int i = 0; i < n; ++i) excess += centre * total[i];
     }
     w.centre[head] = excess;
