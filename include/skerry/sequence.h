@@ -25,6 +25,9 @@ typedef struct skerry_seq_info {
     uint64_t used_bytes;             /* records and full tokens this sequence refers to; shared ones count fully */
     uint64_t charged_bytes;          /* paper fidelity: the method's own sum (active tier only) */
     uint64_t exact_bytes;            /* host copies */
+    int64_t  surprisal_tokens;       /* tokens whose surprisal was handed over, their mean and population variance in nats */
+    double   surprisal_mean;
+    double   surprisal_variance;
 } skerry_seq_info;
 
 enum {

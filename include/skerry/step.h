@@ -132,7 +132,8 @@ typedef struct skerry_observe_desc {
  * Errors:  ARGUMENT, STATE (layer not appended, scored already), NONFINITE. Threads: as skerry_step_append */
 SKERRY_API skerry_status skerry_step_observe(skerry_step *step, const skerry_observe_desc *desc, skerry_error *error);
 
-/* Hands over the surprisal of the step's tokens of one sequence in nats, -ln p(token | before); statistics only in this version.
+/* Hands over the surprisal of the step's tokens of one sequence in nats, -ln p(token | before). This version
+ * keeps their statistics (skerry_seq_info); spans will be cut by them.
  * Errors:  ARGUMENT (count), NONFINITE (NaN, infinite or negative). Threads: one at a time per cache */
 SKERRY_API skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, int32_t count,
                                                skerry_error *error);

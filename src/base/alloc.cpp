@@ -58,6 +58,7 @@ void *Allocator::try_allocate(Owner owner, size_t size, size_t alignment) noexce
     at(owner).add(size);
     total_.add(size);
     allocations_.fetch_add(1, std::memory_order_relaxed);
+    live_count_.fetch_add(1, std::memory_order_relaxed);
     return memory;
 }
 
@@ -71,6 +72,7 @@ void Allocator::release(Owner owner, void *memory, size_t size, size_t alignment
     if (memory == nullptr) return;
     at(owner).sub(size);
     total_.sub(size);
+    live_count_.fetch_sub(1, std::memory_order_relaxed);
     if (parent_ != nullptr) parent_->release(owner, memory, size, alignment);
     else hooks_.release(hooks_.user, memory, size, alignment);
 }

@@ -41,6 +41,8 @@ public:
     uint64_t live_bytes() const noexcept { return total_.live.load(std::memory_order_relaxed); }
     uint64_t peak_bytes() const noexcept { return total_.peak.load(std::memory_order_relaxed); }
     // Successful allocations so far: equal before and after a step that promises to make none.
+    // Allocations not yet released.
+    uint64_t live_count() const noexcept { return live_count_.load(std::memory_order_relaxed); }
     uint64_t allocation_count() const noexcept { return allocations_.load(std::memory_order_relaxed); }
     // Peaks restart at what is live now; the parent's stay.
     void reset_peaks() noexcept;
@@ -62,6 +64,7 @@ private:
     Counter owners_[static_cast<size_t>(Owner::count)];
     Counter total_;
     std::atomic<uint64_t> allocations_{0};
+    std::atomic<uint64_t> live_count_{0};
 };
 
 // A growing array of plain values. Growth leaves it unchanged when it throws std::bad_alloc.
@@ -267,6 +270,7 @@ public:
     void reset() noexcept {
         if (object_ != nullptr) destroy_object(*allocator_, owner_, std::exchange(object_, nullptr));
     }
+    T *detach() noexcept { return std::exchange(object_, nullptr); }
     T *get() const noexcept { return object_; }
     T *operator->() const noexcept { return object_; }
     T &operator*() const noexcept { return *object_; }

@@ -12,7 +12,7 @@ from tap import Tap
 root = pathlib.Path(sys.argv[1])
 tap = Tap()
 
-LEVEL = {"base": 0, "model": 1, "codec": 2, "store": 3, "backend": 3, "stats": 3, "seq": 4, "policy": 5, "io": 5,
+LEVEL = {"base": 0, "codec": 1, "model": 2, "store": 3, "backend": 3, "stats": 3, "seq": 4, "policy": 5, "io": 5,
          "step": 6, "api": 7}
 OS_ALLOWED = {"base", "io"}
 OS_HEADER = re.compile(r"(sys|linux|mach|arpa|netinet)/|(unistd|pthread|fcntl|sched|signal|dlfcn|windows|poll|dirent|"

@@ -62,7 +62,7 @@ for name in names:
         continue
     if text and (not text.endswith("\n") or text.endswith("\n\n") or "\r" in text):
         endings.append(name)
-    limit = 110 if suffix in SOURCE else None
+    limit = 140 if suffix in SOURCE else None
     for number, line in enumerate(text.split("\n"), 1):
         place = f"{name}:{number}"
         if MARKS.search(line):
@@ -78,7 +78,7 @@ for name in names:
 tap.check(not marks, "no mark of unfinished work", marks)
 tap.check(not machine, "no path of somebody's machine", machine)
 tap.check(not trailing, "no trailing white space", trailing)
-tap.check(not long_lines, "sources keep within 110 columns", long_lines)
+tap.check(not long_lines, "sources keep within 140 columns", long_lines)
 tap.check(not tabs, "sources are indented with spaces", tabs)
 tap.check(not endings, "text files are UTF-8 and end in one newline", endings)
 

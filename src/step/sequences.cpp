@@ -1,0 +1,718 @@
+#include <algorithm>
+#include <cstring>
+
+#include "codec/epoch.hpp"
+#include "step/cache.hpp"
+
+namespace skerry {
+
+namespace {
+
+// Entries that a lane of a new sequence starts with.
+uint32_t first_capacity(const skerry_cache *cache, const LaneQuota &q) {
+    return static_cast<uint32_t>(cache->plan.bounded ? q.entries() : std::max(q.sink_tiles + 4 * q.open_tiles, 16));
+}
+
+void size_tables(skerry_cache *cache, LaneTables &t, size_t entries, size_t query_floats, uint64_t epoch_bytes) {
+    const PolicyConfig &p = cache->policy();
+    t.tiles.reserve(entries);
+    t.tiles.resize_uninitialised(entries);
+    if (p.routes()) {
+        const size_t words = entries * static_cast<size_t>(p.score_words());
+        t.words.reserve(words);
+        t.words.resize(words);
+    }
+    if (p.quantises()) {
+        t.dormant.reserve(entries);
+        t.dormant.resize_uninitialised(entries);
+        std::memset(t.dormant.data(), 0xff, entries * sizeof(uint32_t));
+    }
+    if (p.keeps_exact()) {
+        t.exact.reserve(entries);
+        t.exact.resize_uninitialised(entries);
+        std::memset(t.exact.data(), 0xff, entries * sizeof(uint32_t));
+    }
+    if (p.uses_epochs()) {
+        t.query_squares.reserve(query_floats);
+        t.query_squares.resize(query_floats);
+        t.epochs.reserve(epoch_bytes);
+        t.epochs.resize(epoch_bytes);
+    }
+}
+
+// An empty sequence with its tables, not yet in the handle table.
+Owned<Sequence> make_sequence(skerry_cache *cache) {
+    Owned<Sequence> seq = make_owned<Sequence>(cache->allocator, Owner::tables, cache->allocator);
+    const PolicyConfig &p = cache->policy();
+    seq->tables.lanes.reserve(static_cast<size_t>(cache->lanes));
+    seq->tables.lanes.resize(static_cast<size_t>(cache->lanes));
+    seq->layers.reserve(cache->layers.size());
+    seq->layers.resize(cache->layers.size());
+    size_t entries = 0;
+    size_t floats = 0;
+    uint64_t epoch_bytes = 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        const LaneQuota &q = cache->quotas[i];
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            Lane &lane = seq->lane(layer.lane + h);
+            lane.offset = static_cast<uint32_t>(entries);
+            lane.capacity = first_capacity(cache, q);
+            lane.epoch_capacity = static_cast<uint32_t>(q.epochs);
+            lane.epoch_offset = epoch_bytes;
+            lane.query_offset = floats;
+            entries += lane.capacity;
+            epoch_bytes += static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer);
+            floats += static_cast<size_t>(layer.key_dim);
+        }
+    }
+    size_tables(cache, seq->tables, entries, floats, epoch_bytes);
+    // The undo copy holds what a step may change before it is committed.
+    seq->undo.lanes.reserve(static_cast<size_t>(cache->lanes));
+    seq->undo.lanes.resize(static_cast<size_t>(cache->lanes));
+    seq->undo_layers.reserve(cache->layers.size());
+    seq->undo_layers.resize(cache->layers.size());
+    seq->saved.reserve(cache->layers.size());
+    seq->saved.resize(cache->layers.size());
+    if (p.routes()) {
+        size_tables(cache, seq->undo, entries, floats, epoch_bytes);
+        seq->pending.reserve(entries);
+        seq->pending.resize(entries);
+    }
+    return seq;
+}
+
+} // namespace
+
+namespace {
+
+// New arrays for lanes of the given capacities; offsets and capacities are those of `made.tables.lanes`.
+NewTables make_tables(skerry_cache *cache, const Sequence *seq, const Buffer<uint32_t> &capacities, const Buffer<uint32_t> &epochs) {
+    NewTables made(cache->allocator);
+    const PolicyConfig &p = cache->policy();
+    made.tables.lanes.reserve(static_cast<size_t>(cache->lanes));
+    made.tables.lanes.resize(static_cast<size_t>(cache->lanes));
+    size_t entries = 0;
+    uint64_t epoch_bytes = 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            const size_t index = static_cast<size_t>(layer.lane + h);
+            Lane &lane = made.tables.lanes[index];
+            lane.offset = static_cast<uint32_t>(entries);
+            lane.capacity = capacities[index];
+            lane.epoch_capacity = epochs[index];
+            lane.epoch_offset = epoch_bytes;
+            lane.query_offset = seq->tables.lanes[index].query_offset;
+            entries += lane.capacity;
+            epoch_bytes += lane.epoch_capacity * static_cast<uint64_t>(epoch_table_bytes(layer));
+        }
+    }
+    size_tables(cache, made.tables, entries, seq->tables.query_squares.size(), epoch_bytes);
+    if (p.routes()) {
+        size_tables(cache, made.undo, entries, seq->tables.query_squares.size(), epoch_bytes);
+        made.pending.reserve(entries);
+        made.pending.resize(entries);
+    }
+    return made;
+}
+
+} // namespace
+
+NewTables prepare_tables(skerry_cache *cache, const Sequence *seq, const CachePlan &plan) {
+    Buffer<uint32_t> capacities(cache->allocator, Owner::step);
+    Buffer<uint32_t> epochs(cache->allocator, Owner::step);
+    capacities.resize(static_cast<size_t>(cache->lanes));
+    epochs.resize(static_cast<size_t>(cache->lanes));
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        const LaneQuota q = plan.quota(layer);
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            const size_t index = static_cast<size_t>(layer.lane + h);
+            const Lane &lane = seq->tables.lanes[index];
+            capacities[index] = plan.bounded ? static_cast<uint32_t>(q.entries()) : std::max(lane.capacity, static_cast<uint32_t>(q.sink_tiles + 4 * q.open_tiles));
+            epochs[index] = std::max(static_cast<uint32_t>(q.epochs), lane.epochs);
+        }
+    }
+    return make_tables(cache, seq, capacities, epochs);
+}
+
+namespace {
+
+void fill_tables(const skerry_cache *cache, const LaneTables &old, LaneTables &fresh) {
+    const PolicyConfig &p = cache->policy();
+    const size_t words = p.routes() ? static_cast<size_t>(p.score_words()) : 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            const size_t index = static_cast<size_t>(layer.lane + h);
+            const Lane &from = old.lanes[index];
+            Lane &to = fresh.lanes[index];
+            const size_t count = from.reserved;
+            std::memcpy(fresh.tiles.data() + to.offset, old.tiles.data() + from.offset, count * sizeof(skerry_tile));
+            if (words != 0) {
+                std::memcpy(fresh.words.data() + to.offset * words, old.words.data() + from.offset * words, count * words * sizeof(int64_t));
+            }
+            if (p.quantises()) std::memcpy(fresh.dormant.data() + to.offset, old.dormant.data() + from.offset, count * sizeof(uint32_t));
+            if (p.keeps_exact()) std::memcpy(fresh.exact.data() + to.offset, old.exact.data() + from.offset, count * sizeof(uint32_t));
+            if (p.uses_epochs()) {
+                std::memcpy(fresh.epochs.data() + to.epoch_offset, old.epochs.data() + from.epoch_offset,
+                            from.epochs * static_cast<size_t>(epoch_table_bytes(layer)));
+            }
+            to.tiles = from.tiles;
+            to.reserved = from.reserved;
+            to.epochs = from.epochs;
+            to.open_windows = from.open_windows;
+            to.period = from.period;
+        }
+    }
+    if (p.uses_epochs()) std::memcpy(fresh.query_squares.data(), old.query_squares.data(), old.query_squares.size() * sizeof(float));
+}
+
+void swap_tables(skerry_cache *cache, Sequence *seq, NewTables &made) {
+    LaneTables &old = seq->tables;
+    LaneTables &fresh = made.tables;
+    old.lanes.swap(fresh.lanes);
+    old.tiles.swap(fresh.tiles);
+    old.words.swap(fresh.words);
+    old.dormant.swap(fresh.dormant);
+    old.exact.swap(fresh.exact);
+    old.epochs.swap(fresh.epochs);
+    old.query_squares.swap(fresh.query_squares);
+    if (!cache->policy().routes()) return;
+    seq->undo.tiles.swap(made.undo.tiles);
+    seq->undo.words.swap(made.undo.words);
+    seq->undo.dormant.swap(made.undo.dormant);
+    seq->undo.exact.swap(made.undo.exact);
+    seq->undo.epochs.swap(made.undo.epochs);
+    seq->undo.query_squares.swap(made.undo.query_squares);
+    seq->pending.swap(made.pending);
+}
+
+} // namespace
+
+void adopt_tables(skerry_cache *cache, Sequence *seq, NewTables &&made) {
+    fill_tables(cache, seq->tables, made.tables);
+    swap_tables(cache, seq, made);
+}
+
+void sequence_reserve(skerry_cache *cache, Sequence *seq, uint32_t more) {
+    if (cache->plan.bounded) return;
+    bool enough = true;
+    for (const Lane &lane : seq->tables.lanes) enough = enough && lane.reserved + more <= lane.capacity;
+    if (enough) return;
+    Buffer<uint32_t> capacities(cache->allocator, Owner::step);
+    Buffer<uint32_t> epochs(cache->allocator, Owner::step);
+    for (const Lane &lane : seq->tables.lanes) {
+        const uint32_t needed = lane.reserved + more;
+        capacities.push_back(needed <= lane.capacity ? lane.capacity : needed + needed / 2);
+        epochs.push_back(lane.epoch_capacity);
+    }
+    adopt_tables(cache, seq, make_tables(cache, seq, capacities, epochs));
+}
+
+Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error) {
+    Sequence **found = cache->sequences.find(id.bits);
+    if (found == nullptr) {
+        return fail(error, SKERRY_ERROR_STALE_ID, SKERRY_SUBJECT_SEQUENCE, -1, static_cast<int64_t>(id.bits), 0,
+                    "no sequence of this cache has the id %llu", static_cast<unsigned long long>(id.bits));
+    }
+    *out = *found;
+    return SKERRY_OK;
+}
+
+namespace {
+
+Status check_room(skerry_cache *cache, skerry_error *error) {
+    if (cache->step.open) {
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_STEP, -1, 1, 0, "a step is open on this cache");
+    }
+    const int64_t live = static_cast<int64_t>(cache->sequences.size());
+    if (live >= cache->plan.info.max_sequences) {
+        return fail(error, SKERRY_ERROR_TIER_FULL, SKERRY_SUBJECT_SEQUENCE, -1, live + 1, cache->plan.info.max_sequences,
+                    "the cache holds %d sequences, its max_sequences", cache->plan.info.max_sequences);
+    }
+    return SKERRY_OK;
+}
+
+} // namespace
+
+Status sequence_create(skerry_cache *cache, skerry_seq *out, skerry_error *error) {
+    if (const Status status = check_room(cache, error); status < 0) return status;
+    Owned<Sequence> made = make_sequence(cache);
+    made->id = cache->sequences.insert(made.get());
+    out->bits = made->id;
+    static_cast<void>(made.detach());
+    return SKERRY_OK;
+}
+
+void lane_release(skerry_cache *cache, LaneTables &tables, int32_t, Lane &lane) {
+    const PolicyConfig &p = cache->policy();
+    const skerry_tile *tiles = tables.tiles.data() + lane.offset;
+    for (uint32_t t = 0; t < lane.reserved;) {
+        const WindowSpan span = window_at(p, tiles, t, lane.reserved);
+        cache->pool.release(tiles[t].place);
+        if (!tables.dormant.empty()) {
+            uint32_t &dormant = tables.dormant[lane.offset + t];
+            if (dormant != no_place) cache->pool.release(dormant);
+            dormant = no_place;
+        }
+        if (!tables.exact.empty()) {
+            uint32_t &exact = tables.exact[lane.offset + t];
+            if (exact != no_place) cache->exact_pool.release(exact);
+            exact = no_place;
+        }
+        t = span.end;
+    }
+    lane.tiles = lane.reserved = 0;
+    lane.open_windows = 0;
+}
+
+void sequence_destroy(skerry_cache *cache, Sequence *seq) {
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            lane_release(cache, seq->tables, static_cast<int32_t>(i), seq->lane(layer.lane + h));
+        }
+    }
+    cache->sequences.erase(seq->id);
+    destroy_object(cache->allocator, Owner::tables, seq);
+}
+
+int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq) {
+    int64_t lowest = 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            const Lane &lane = seq->lane(layer.lane + h);
+            const skerry_tile *tiles = seq->tiles(lane);
+            int64_t first = seq->length; // of the complete run that ends the sequence
+            for (uint32_t t = lane.tiles; t > 0; --t) {
+                const skerry_tile &tile = tiles[t - 1];
+                if (tile.first + tile.count != first || !is_full_format(tile.key_format) || (tile.flags & tile_recovered) != 0) break;
+                first = tile.first;
+            }
+            // A sliding window needs what its next query sees.
+            const int64_t needed = first == 0 || layer.sliding_window == 0 ? first : std::min<int64_t>(first + layer.sliding_window - 1, seq->length);
+            lowest = std::max(lowest, needed);
+        }
+    }
+    return lowest;
+}
+
+bool sequence_can_truncate(const skerry_cache *cache, const Sequence *seq, int64_t length, int64_t ahead) {
+    if (length == 0) return true;
+    const PolicyConfig &p = cache->policy();
+    int64_t lowest = sequence_lowest_truncate(cache, seq);
+    const int64_t end = seq->length + ahead;
+    const int64_t next = sequence_next_event(cache, seq);
+    const bool prompt_may_end = p.prefill == SKERRY_PREFILL_WHOLE && p.routes() && (seq->prefilling || seq->prompt_length < 0);
+    if ((next >= 0 && next <= end) || (prompt_may_end && ahead > 0)) {
+        // An event may move whatever has left the recent region by then.
+        const int64_t counted = end + (p.paper() ? 1 : 0);
+        const int64_t windows = p.paper() ? std::max<int64_t>(0, (counted - p.sinks + p.window - 1) / p.window - p.recent / p.window)
+                                          : std::max<int64_t>(0, (counted - p.sinks - p.recent) / p.window);
+        lowest = std::max(lowest, windows == 0 ? lowest : p.sinks + windows * p.window);
+    }
+    for (const LayerGeometry &layer : cache->layers) {
+        if (layer.sliding_window > 0 && end > layer.sliding_window + p.window) lowest = std::max(lowest, end - p.window);
+    }
+    return length >= lowest;
+}
+
+namespace {
+
+// Cuts a lane to `length` tokens. The window that is cut must not be shared any more.
+void cut_lane(skerry_cache *cache, Sequence *seq, Lane &lane, int64_t length) {
+    const PolicyConfig &p = cache->policy();
+    skerry_tile *tiles = seq->tiles(lane);
+    while (lane.tiles > 0) {
+        const uint32_t last = lane.tiles - 1;
+        if (tiles[last].first + tiles[last].count <= length) break;
+        if (tiles[last].first < length) {
+            tiles[last].count = static_cast<uint8_t>(length - tiles[last].first);
+            break;
+        }
+        const int32_t window = window_of_position(p, tiles[last].first);
+        const bool only = last == 0 || window_of_position(p, tiles[last - 1].first) != window;
+        if (only) {
+            cache->pool.release(tiles[last].place);
+            if (window >= 0) --lane.open_windows;
+            if (!seq->tables.dormant.empty() && seq->tables.dormant[lane.offset + last] != no_place) {
+                cache->pool.release(seq->tables.dormant[lane.offset + last]);
+                seq->tables.dormant[lane.offset + last] = no_place;
+            }
+            if (!seq->tables.exact.empty() && seq->tables.exact[lane.offset + last] != no_place) {
+                cache->exact_pool.release(seq->tables.exact[lane.offset + last]);
+                seq->tables.exact[lane.offset + last] = no_place;
+            }
+        }
+        if (!seq->pending.empty()) seq->pending[lane.offset + last] = 0;
+        if (p.routes()) {
+            const size_t words = static_cast<size_t>(p.score_words());
+            std::memset(seq->tables.words.data() + (lane.offset + last) * words, 0, words * sizeof(int64_t));
+        }
+        --lane.tiles;
+    }
+    lane.reserved = lane.tiles;
+}
+
+// First tile of the window (or sinks) that `length` cuts in two, or UINT32_MAX.
+uint32_t cut_window(const PolicyConfig &p, const Sequence *seq, const Lane &lane, int64_t length) {
+    const skerry_tile *tiles = seq->tiles(lane);
+    for (uint32_t t = 0; t < lane.tiles;) {
+        const WindowSpan span = window_at(p, tiles, t, lane.tiles);
+        if (tiles[span.end - 1].first + tiles[span.end - 1].count >= length) {
+            const int64_t end = span.window < 0 ? p.sinks : p.sinks + static_cast<int64_t>(span.window + 1) * p.window;
+            return tiles[t].first < length && length < end ? t : UINT32_MAX;
+        }
+        t = span.end;
+    }
+    return UINT32_MAX;
+}
+
+// Gives a lane its own copy of the slot that starts at tile `t`. False: no free slot.
+bool own_slot(skerry_cache *cache, Sequence *seq, Lane &lane, uint32_t t) {
+    const PolicyConfig &p = cache->policy();
+    skerry_tile *tiles = seq->tiles(lane);
+    const uint32_t old = tiles[t].place;
+    const int32_t slot_class = cache->pool.class_of(old);
+    const uint32_t place = cache->pool.take(slot_class);
+    if (place == no_place) return false;
+    std::memcpy(cache->pool.data(place), cache->pool.data(old), cache->pool.slot_bytes(slot_class));
+    const WindowSpan span = window_at(p, tiles, t, std::max(lane.tiles, lane.reserved));
+    for (uint32_t k = span.begin; k < span.end; ++k) tiles[k].place = place + (tiles[k].place - old);
+    cache->pool.release(old);
+    return true;
+}
+
+// Makes every lane's cut window the sequence's own; grows an unlimited pool. False: the pool is full.
+bool own_cut_windows(skerry_cache *cache, Sequence *seq, int64_t length) {
+    const PolicyConfig &p = cache->policy();
+    if (!cache->plan.bounded) {
+        Buffer<uint64_t> needed(cache->allocator, Owner::step);
+        needed.resize(static_cast<size_t>(cache->pool.class_count()));
+        for (Lane &lane : seq->tables.lanes) {
+            const uint32_t t = cut_window(p, seq, lane, length);
+            if (t != UINT32_MAX) ++needed[static_cast<size_t>(cache->pool.class_of(seq->tiles(lane)[t].place))];
+        }
+        for (size_t k = 0; k < needed.size(); ++k) {
+            const int32_t slot_class = static_cast<int32_t>(k);
+            if (needed[k] > cache->pool.available(slot_class)) cache->pool.grow(slot_class, needed[k] - cache->pool.available(slot_class));
+        }
+    }
+    for (Lane &lane : seq->tables.lanes) {
+        const uint32_t t = cut_window(p, seq, lane, length);
+        if (t != UINT32_MAX && cache->pool.references(seq->tiles(lane)[t].place) > 1 && !own_slot(cache, seq, lane, t)) return false;
+    }
+    return true;
+}
+
+void set_length(Sequence *seq, int64_t length) {
+    seq->length = length;
+    if (seq->prompt_length > length) seq->prompt_length = -1;
+    for (LayerState &state : seq->layers) state.routed = std::min(state.routed, length);
+}
+
+Status check_length(skerry_cache *cache, const Sequence *seq, int64_t length, skerry_error *error) {
+    const int64_t lowest = sequence_lowest_truncate(cache, seq);
+    if (length < 0 || length > seq->length || (length < lowest && length != 0)) {
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_POSITION, -1, length, lowest,
+                    "length %lld: legal are 0 and %lld to %lld, where every token is still there exactly", static_cast<long long>(length),
+                    static_cast<long long>(lowest), static_cast<long long>(seq->length));
+    }
+    return SKERRY_OK;
+}
+
+} // namespace
+
+Status sequence_truncate(skerry_cache *cache, Sequence *seq, int64_t length, skerry_error *error) {
+    if (cache->step.open) return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_STEP, -1, 1, 0, "a step is open on this cache");
+    if (const Status status = check_length(cache, seq, length, error); status < 0) return status;
+    if (!own_cut_windows(cache, seq, length)) {
+        return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0,
+                    "no free slot for this sequence's own copy of the window that is cut");
+    }
+    for (Lane &lane : seq->tables.lanes) {
+        cut_lane(cache, seq, lane, length);
+        if (length == 0) {
+            lane.epochs = 0;
+            lane.period = 0;
+        }
+    }
+    set_length(seq, length);
+    if (length == 0) {
+        seq->prefilling = false;
+        for (LayerState &state : seq->layers) state = LayerState{};
+        for (float &value : seq->tables.query_squares) value = 0;
+    } else {
+        for (LayerState &state : seq->layers) {
+            const PolicyConfig &p = cache->policy();
+            const int64_t held = p.sinks + p.recent;
+            state.routed_windows = std::min<int64_t>(state.routed_windows, length <= held ? 0 : (length - held) / p.window + 1);
+        }
+    }
+    return SKERRY_OK;
+}
+
+Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, skerry_seq *out, skerry_error *error) {
+    if (const Status status = check_room(cache, error); status < 0) return status;
+    if (length == -1) length = parent->length;
+    if (const Status status = check_length(cache, parent, length, error); status < 0) return status;
+    Owned<Sequence> made = make_sequence(cache);
+    Sequence *child = made.get();
+    const PolicyConfig &p = cache->policy();
+    {
+        Buffer<uint32_t> capacities(cache->allocator, Owner::step);
+        Buffer<uint32_t> epochs(cache->allocator, Owner::step);
+        for (size_t i = 0; i < parent->tables.lanes.size(); ++i) {
+            capacities.push_back(std::max(parent->tables.lanes[i].capacity, child->tables.lanes[i].capacity));
+            epochs.push_back(std::max(parent->tables.lanes[i].epoch_capacity, child->tables.lanes[i].epoch_capacity));
+        }
+        NewTables made_tables = make_tables(cache, parent, capacities, epochs);
+        fill_tables(cache, parent->tables, made_tables.tables);
+        swap_tables(cache, child, made_tables);
+    }
+    for (Lane &to : child->tables.lanes) {
+        const skerry_tile *tiles = child->tiles(to);
+        for (uint32_t t = 0; t < to.tiles;) {
+            const WindowSpan span = window_at(p, tiles, t, to.tiles);
+            cache->pool.retain(tiles[t].place);
+            if (p.quantises() && child->tables.dormant[to.offset + t] != no_place) cache->pool.retain(child->tables.dormant[to.offset + t]);
+            if (p.keeps_exact() && child->tables.exact[to.offset + t] != no_place) cache->exact_pool.retain(child->tables.exact[to.offset + t]);
+            t = span.end;
+        }
+    }
+    std::memcpy(child->layers.data(), parent->layers.data(), parent->layers.size() * sizeof(LayerState));
+    child->length = parent->length;
+    child->prompt_length = parent->prompt_length;
+    child->prefilling = parent->prefilling;
+    child->surprisal = parent->surprisal;
+    bool fits = false;
+    try {
+        fits = own_cut_windows(cache, child, length);
+        if (fits) child->id = cache->sequences.insert(child);
+    } catch (...) {
+        for (Lane &lane : child->tables.lanes) lane_release(cache, child->tables, 0, lane);
+        throw;
+    }
+    if (!fits) {
+        for (Lane &lane : child->tables.lanes) lane_release(cache, child->tables, 0, lane);
+        return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0, "no free slot for the fork's own open window");
+    }
+    for (Lane &lane : child->tables.lanes) cut_lane(cache, child, lane, length);
+    set_length(child, length);
+    out->bits = child->id;
+    static_cast<void>(made.detach());
+    return SKERRY_OK;
+}
+
+int64_t sequence_next_event(const skerry_cache *cache, const Sequence *seq) {
+    const PolicyConfig &p = cache->policy();
+    if (!p.routes()) return -1;
+    if (p.prefill == SKERRY_PREFILL_WHOLE && (seq->prefilling || seq->prompt_length < 0)) return -1;
+    if (p.paper()) return seq->length + (p.window - (seq->length - seq->prompt_length) % p.window);
+    return next_event_after(p, seq->length);
+}
+
+uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, int32_t, const Lane &lane, const WindowSpan &span) {
+    const skerry_tile &tile = tables.tiles[lane.offset + span.begin];
+    uint64_t bytes = cache->pool.slot_bytes(cache->pool.class_of(tile.place));
+    if (!tables.dormant.empty() && tables.dormant[lane.offset + span.begin] != no_place) {
+        bytes += cache->pool.slot_bytes(cache->pool.class_of(tables.dormant[lane.offset + span.begin]));
+    }
+    return bytes;
+}
+
+namespace {
+
+// Visits the sinks, windows and runs of evicted positions of a lane: visit(begin, end, span or nullptr).
+template <class Visit>
+void for_each_range(const skerry_cache *cache, const Sequence *seq, const Lane &lane, Visit &&visit) {
+    const PolicyConfig &p = cache->policy();
+    const skerry_tile *tiles = seq->tiles(lane);
+    int64_t position = 0;
+    for (uint32_t t = 0; t < lane.tiles;) {
+        const WindowSpan span = window_at(p, tiles, t, lane.tiles);
+        if (tiles[t].first > position) visit(position, static_cast<int64_t>(tiles[t].first), static_cast<const WindowSpan *>(nullptr));
+        position = tiles[span.end - 1].first + tiles[span.end - 1].count;
+        visit(static_cast<int64_t>(tiles[t].first), position, &span);
+        t = span.end;
+    }
+    if (position < seq->length) visit(position, seq->length, static_cast<const WindowSpan *>(nullptr));
+}
+
+double rank_to_mass(const skerry_cache *cache, int64_t rank) {
+    return cache->scores.rule == ScoreRule::age_normalised ? static_cast<double>(rank) * 0x1p-60 : from_mass(rank);
+}
+
+} // namespace
+
+void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, int32_t head, skerry_range *ranges, int32_t capacity,
+                     int32_t *needed) {
+    const LayerGeometry &geometry = cache->layers[static_cast<size_t>(layer)];
+    const Lane &lane = seq->lane(geometry.lane + head);
+    const LayerState &state = seq->layers[static_cast<size_t>(geometry.source)];
+    int32_t count = 0;
+    for_each_range(cache, seq, lane, [&](int64_t begin, int64_t end, const WindowSpan *span) {
+        if (count < capacity) {
+            skerry_range &range = ranges[count];
+            range = skerry_range{};
+            range.begin = begin;
+            range.end = end;
+            range.tier = SKERRY_TIER_EVICTED;
+            if (span != nullptr) {
+                const skerry_tile &tile = seq->tiles(lane)[span->begin];
+                range.tier = tile.tier;
+                range.key_format = tile.key_format;
+                range.value_format = tile.value_format;
+                if ((tile.flags & tile_recovered) != 0) range.flags |= SKERRY_RANGE_RECOVERED;
+                if (cache->pool.references(tile.place) > 1) range.flags |= SKERRY_RANGE_SHARED;
+                if (!seq->tables.dormant.empty() && seq->tables.dormant[lane.offset + span->begin] != no_place) {
+                    range.flags |= SKERRY_RANGE_LEDGERED;
+                }
+                if (!seq->tables.exact.empty() && seq->tables.exact[lane.offset + span->begin] != no_place) {
+                    range.flags |= SKERRY_RANGE_EXACT;
+                }
+                range.bytes = window_bytes(cache, seq->tables, layer, lane, *span);
+                if (span->window >= 0 && cache->policy().routes()) {
+                    range.score = rank_to_mass(cache, window_rank(cache, seq, state, lane, span->begin, seq->length));
+                }
+            }
+        }
+        ++count;
+    });
+    *needed = count;
+}
+
+void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *info) {
+    const PolicyConfig &p = cache->policy();
+    info->surprisal_tokens = seq->surprisal.count;
+    info->surprisal_mean = seq->surprisal.mean;
+    info->surprisal_variance = seq->surprisal.count > 0 ? seq->surprisal.squares / static_cast<double>(seq->surprisal.count) : 0;
+    info->flags = seq->prefilling ? static_cast<uint32_t>(SKERRY_SEQ_PREFILLING) : 0u;
+    info->length_tokens = seq->length;
+    info->prefill_tokens = seq->prompt_length;
+    info->next_event_position = sequence_next_event(cache, seq);
+    info->lowest_truncate = sequence_lowest_truncate(cache, seq);
+    info->full_tokens = info->quantised_tokens = info->evicted_tokens = 0;
+    info->used_bytes = info->charged_bytes = info->exact_bytes = 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            const Lane &lane = seq->lane(layer.lane + h);
+            for_each_range(cache, seq, lane, [&](int64_t begin, int64_t end, const WindowSpan *span) {
+                if (span == nullptr) {
+                    info->evicted_tokens += end - begin;
+                    return;
+                }
+                const skerry_tile &tile = seq->tiles(lane)[span->begin];
+                (tile.tier == SKERRY_TIER_FULL ? info->full_tokens : info->quantised_tokens) += end - begin;
+                info->used_bytes += window_bytes(cache, seq->tables, static_cast<int32_t>(i), lane, *span);
+                if (!seq->tables.exact.empty() && seq->tables.exact[lane.offset + span->begin] != no_place) {
+                    info->exact_bytes += cache->quotas[i].open_slot_bytes;
+                }
+                if (p.paper()) {
+                    const int32_t tokens = static_cast<int32_t>(end - begin);
+                    info->charged_bytes += tile.tier == SKERRY_TIER_FULL
+                                               ? part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tokens) +
+                                                     part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tokens)
+                                               : part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group) +
+                                                     part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group);
+                }
+            });
+        }
+    }
+}
+
+uint64_t sequence_fingerprint(skerry_cache *cache, const Sequence *seq) {
+    // FNV-1a, 64 bit: tells states apart, and is no signature.
+    uint64_t hash = 0xcbf29ce484222325u;
+    const auto add = [&](const void *data, size_t bytes) {
+        const uint8_t *byte = static_cast<const uint8_t *>(data);
+        for (size_t i = 0; i < bytes; ++i) hash = (hash ^ byte[i]) * 0x100000001b3u;
+    };
+    const auto add_number = [&](int64_t value) { add(&value, sizeof value); };
+    const PolicyConfig &p = cache->policy();
+    add_number(seq->length);
+    add_number(seq->prompt_length);
+    add_number(seq->prefilling ? 1 : 0);
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &layer = cache->layers[i];
+        if (layer.source != static_cast<int32_t>(i)) continue;
+        for (int32_t h = 0; h < layer.kv_heads; ++h) {
+            const Lane &lane = seq->lane(layer.lane + h);
+            const skerry_tile *tiles = seq->tiles(lane);
+            for (uint32_t t = 0; t < lane.tiles; ++t) {
+                const skerry_tile &tile = tiles[t];
+                add_number(tile.first);
+                add_number(tile.count | tile.key_format << 8 | tile.value_format << 16 | (tile.flags & tile_recovered) << 24);
+                add_number(tile.tier);
+                const uint8_t *bytes = cache->pool.data(tile.place);
+                if (!is_full_format(tile.key_format)) {
+                    add(bytes, tile_units(p, layer, tile) * place_bytes);
+                } else {
+                    // Only tokens that are there: the rest of an open tile holds whatever was there before.
+                    const size_t size = static_cast<size_t>(format_bits(tile.key_format)) / 8;
+                    for (int32_t c = 0; c < layer.key_dim; ++c) {
+                        add(bytes + static_cast<size_t>(c) * tile.capacity * size, tile.count * size);
+                    }
+                    add(bytes + value_offset(tile.key_format, layer.key_dim, tile.capacity),
+                        static_cast<size_t>(tile.count) * static_cast<size_t>(layer.value_dim) * size);
+                }
+                if (p.quantises()) {
+                    const uint32_t dormant = seq->tables.dormant[lane.offset + t];
+                    add_number(dormant != no_place ? 1 : 0);
+                    if (dormant != no_place) add(cache->pool.data(dormant), cache->pool.slot_bytes(cache->pool.class_of(dormant)));
+                }
+                if (p.keeps_exact()) add_number(seq->tables.exact[lane.offset + t] != no_place ? 1 : 0);
+            }
+            if (p.routes()) {
+                const size_t words = static_cast<size_t>(p.score_words());
+                add(seq->tables.words.data() + lane.offset * words, lane.tiles * words * sizeof(int64_t));
+            }
+            if (p.uses_epochs()) {
+                add(seq->tables.epochs.data() + lane.epoch_offset, lane.epochs * epoch_table_bytes(layer));
+                add(seq->tables.query_squares.data() + lane.query_offset, static_cast<size_t>(layer.key_dim) * sizeof(float));
+            }
+        }
+        add_number(static_cast<int64_t>(seq->layers[i].scored));
+    }
+    return hash;
+}
+
+void sequence_diagnostics(skerry_cache *cache, const Sequence *seq, int32_t layer, skerry_diagnostics *out) {
+    double churn = 0, missed = 0, all = 0, quantised = 0;
+    uint64_t events = 0, eligible = 0, rescued = 0;
+    int32_t counted = 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        const LayerGeometry &geometry = cache->layers[i];
+        if (geometry.source != static_cast<int32_t>(i) || (layer >= 0 && cache->layers[static_cast<size_t>(layer)].source != static_cast<int32_t>(i))) continue;
+        const LayerState &state = seq->layers[i];
+        ++counted;
+        events = std::max(events, state.events);
+        // The first event has no predecessor to differ from.
+        churn += state.events > 1 ? state.churn / static_cast<double>(state.events - 1) : 0;
+        missed += state.missed;
+        all += static_cast<double>(state.mass_all);
+        quantised += static_cast<double>(state.mass_quantised);
+        eligible += state.lir_eligible;
+        rescued += state.lir_rescued;
+    }
+    out->events = static_cast<uint32_t>(events);
+    out->churn = counted > 0 ? churn / counted : 0;
+    out->missed_mass = counted > 0 ? missed / counted : 0;
+    out->lir_eligible = eligible;
+    out->lir_rescued = rescued;
+    out->lir = eligible > 0 ? static_cast<double>(rescued) / static_cast<double>(eligible) : 0;
+    out->quantised_mass = all > 0 ? quantised / all : 0;
+}
+
+} // namespace skerry
