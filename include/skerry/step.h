@@ -32,6 +32,8 @@ typedef struct skerry_step_desc {
 } skerry_step_desc;
 
 /* Reserves every byte the step can need, or fails with nothing changed. One step may be open per cache.
+ * In PREFILL_SPLIT mode a cache with SKERRY_LAYER_SHARED layers takes steps that end at the next routing event or before
+ * (skerry_seq_info.next_event_position): a reading layer would otherwise see its source after moves of later positions.
  * Errors:  STALE_ID, ARGUMENT, STATE, OVER_BUDGET, OUT_OF_MEMORY
  * Threads: one at a time per cache
  * Since:   0.1 */

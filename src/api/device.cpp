@@ -56,11 +56,8 @@ skerry_status skerry_context_get_device(skerry_context *context, int32_t index, 
 skerry_status skerry_context_get_bytes(skerry_context *context, skerry_context_bytes *bytes, skerry_error *error) {
     if (context == nullptr) return null_argument(error, 0, "context");
     if (bytes == nullptr) return null_argument(error, 1, "bytes");
-    uint64_t caches = 0;
     const uint64_t live = context->allocator.live_bytes() + sizeof(skerry_context);
-    for (uint8_t owner = 0; owner < static_cast<uint8_t>(Owner::count); ++owner) {
-        if (static_cast<Owner>(owner) != Owner::context) caches += context->allocator.live_bytes(static_cast<Owner>(owner));
-    }
+    const uint64_t caches = context->caches.live_bytes();
     *bytes = skerry_context_bytes{live - caches, caches, context->allocator.live_count() + 1};
     return SKERRY_OK;
 }

@@ -136,6 +136,11 @@ uint64_t lane_weight(const CachePlan &plan, const LayerGeometry &layer) {
     return weight;
 }
 
+// A lane's part of a limit on one tier of a sequence.
+uint64_t lane_share(const CachePlan &plan, const LayerGeometry &layer, uint64_t limit) {
+    return limit == unlimited ? unlimited : scale_floor(limit, lane_weight(plan, layer), std::max<uint64_t>(plan.history_weight, 1));
+}
+
 } // namespace
 
 int32_t PolicyConfig::score_words() const {
@@ -245,8 +250,12 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
     int64_t full = 0;
     int64_t quantised = 0;
     if (!bounded) {
-        if (policy.kind == SKERRY_POLICY_EVICT) full = many_windows;
-        if (policy.quantises()) quantised = many_windows;
+        // No limit on the whole, but perhaps on a tier.
+        const auto within = [&](uint64_t limit, uint64_t cost) {
+            return limit == unlimited ? int64_t{many_windows} : static_cast<int64_t>(std::min<uint64_t>(limit / std::max<uint64_t>(cost, 1), many_windows));
+        };
+        if (policy.has_full_history()) full = within(lane_share(*this, layer, full_limit), policy.has_wide() ? c.wide : c.open);
+        if (policy.quantises()) quantised = within(lane_share(*this, layer, quantised_limit), c.record);
     } else if (policy.paper()) {
         PaperBudget budget;
         const PaperShape shape{static_cast<uint32_t>(layer.kv_heads), static_cast<uint32_t>(layer.key_dim),
@@ -269,6 +278,8 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
             record_cost += share;
             bytes -= std::min(bytes, static_cast<uint64_t>(epoch_table_bytes(layer)) * 2);
         }
+        const uint64_t full_most = lane_share(*this, layer, full_limit);
+        const uint64_t quantised_most = lane_share(*this, layer, quantised_limit);
         const auto fit = [&](uint64_t limit, uint64_t cost) {
             return static_cast<int64_t>(std::min<uint64_t>(limit / std::max<uint64_t>(cost, 1), static_cast<uint64_t>(most)));
         };
@@ -277,28 +288,28 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
             full = static_cast<int64_t>(std::min<uint64_t>(bytes / c.open, many_windows)) + 1; // the floor has one
             break;
         case SKERRY_POLICY_EVICT:
-            full = fit(std::min(bytes, full_limit), c.open);
+            full = fit(std::min(bytes, full_most), c.open);
             break;
         case SKERRY_POLICY_QUANTISE:
-            quantised = fit(std::min(bytes, quantised_limit), record_cost);
+            quantised = fit(std::min(bytes, quantised_most), record_cost);
             break;
         case SKERRY_POLICY_QEVICT: {
             const uint64_t share = scale_floor(bytes, policy.quantised_share_ppm, 1000000);
-            quantised = fit(std::min(share, quantised_limit), record_cost);
+            quantised = fit(std::min(share, quantised_most), record_cost);
             const uint64_t left = bytes - static_cast<uint64_t>(quantised) * record_cost;
-            full = fit(std::min(left, full_limit), full_cost);
+            full = fit(std::min(left, full_most), full_cost);
             if (length_tokens > 0 && most * static_cast<int64_t>(record_cost) <= static_cast<int64_t>(bytes) && full_cost > record_cost) {
                 // Everything can stay readable: what is left over raises windows to the full tier.
                 const uint64_t spare = bytes - static_cast<uint64_t>(most) * record_cost;
-                full = fit(std::min(spare, full_limit), full_cost - record_cost);
+                full = fit(std::min(spare, full_most), full_cost - record_cost);
                 quantised = most - full;
-                if (static_cast<uint64_t>(quantised) * record_cost > quantised_limit) quantised = fit(quantised_limit, record_cost);
+                if (static_cast<uint64_t>(quantised) * record_cost > quantised_most) quantised = fit(quantised_most, record_cost);
             } else {
                 full = std::min(full, most - quantised);
                 const uint64_t rest = bytes - static_cast<uint64_t>(quantised) * record_cost - static_cast<uint64_t>(full) * full_cost;
-                const uint64_t room = quantised_limit == unlimited
+                const uint64_t room = quantised_most == unlimited
                                           ? rest
-                                          : std::min(rest, quantised_limit - std::min(quantised_limit, static_cast<uint64_t>(quantised) * record_cost));
+                                          : std::min(rest, quantised_most - std::min(quantised_most, static_cast<uint64_t>(quantised) * record_cost));
                 quantised = std::min<int64_t>(quantised + static_cast<int64_t>(room / std::max<uint64_t>(record_cost, 1)), most - full);
             }
             break;
@@ -504,6 +515,8 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
         const uint64_t lanes = static_cast<uint64_t>(layer.kv_heads);
         const int64_t tiles = q.entries();
         t.scratch = std::max(t.scratch, layer_scratch_bytes(device, p, layer, tiles, q.epochs));
+        t.table = add(t.table, layer_state_bytes);
+        t.staging = add(t.staging, layer_state_bytes + 1);
         if (layer.source != i) continue;
         const auto slots = [&](int64_t count, uint32_t bytes) {
             return mul(static_cast<uint64_t>(count), bytes == 0 ? 0 : bytes + slot_overhead_bytes);
@@ -515,8 +528,6 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
         t.pool = add(t.pool, mul(lanes, pool));
         const uint64_t entry = entry_table_bytes(p);
         t.table = add(t.table, mul(lanes, static_cast<uint64_t>(q.table_entries) * entry + lane_table_bytes(p, layer, q.epochs)));
-        t.table = add(t.table, layer_state_bytes);
-        t.staging = add(t.staging, layer_state_bytes + 1);
         const uint64_t undo = lane_state_bytes + (p.routes() ? static_cast<uint64_t>(q.entries()) * (entry + 8) +
                                                                    (p.uses_epochs() ? 4 * static_cast<uint64_t>(layer.key_dim) + static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer) : 0)
                                                              : 0);
@@ -587,6 +598,7 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     if (given.quantised_bytes != 0) plan.quantised_limit = given.quantised_bytes / static_cast<uint64_t>(info.max_sequences);
     plan.exact_bytes = p.keeps_exact() ? given.exact_bytes : 0;
 
+    uint64_t exact_round = 0; // one window of every lane
     // One walk: checks, full bytes, floors.
     uint64_t floor = sequence_state_bytes;
     uint64_t full_per_sequence = 0;
@@ -597,6 +609,7 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, i, 0, 0, "desc.layers[%d] is NULL", i);
         }
         if (const Status status = read_layer(desc, i, &layer, error); status < 0) return status;
+        floor = add(floor, layer_state_bytes);
         if (layer.source != i) continue;
         if (const Status status = check_layer_policy(p, layer, i, device, error); status < 0) return status;
         const uint64_t lanes = static_cast<uint64_t>(layer.kv_heads);
@@ -605,7 +618,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_WINDOW, i, shape.open_slot_bytes, 1 << 22,
                         "layer %d: one window takes %u bytes, more than a pool chunk", i, shape.open_slot_bytes);
         }
-        floor = add(floor, add(mul(lanes, floor_bytes(plan, layer)), layer_state_bytes));
+        floor = add(floor, mul(lanes, floor_bytes(plan, layer)));
+        exact_round = add(exact_round, mul(lanes, shape.open_slot_bytes + slot_overhead_bytes));
         plan.history_weight = add(plan.history_weight, mul(lanes, lane_weight(plan, layer)));
         int64_t tokens = plan.length_tokens;
         if (layer.sliding_window > 0) tokens = std::min<int64_t>(tokens, layer.sliding_window);
@@ -615,6 +629,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     if (plan.history_weight == unlimited || full_per_sequence == unlimited || lanes_total > (1u << 24)) {
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, -1, desc.layer_count, 0, "the geometry is too large to count its bytes");
     }
+    plan.exact_bytes -= plan.exact_bytes % exact_round;
+    info.exact_bytes = plan.exact_bytes;
     const uint64_t sequences = static_cast<uint64_t>(info.max_sequences);
     info.full_cache_bytes = mul(full_per_sequence, sequences);
 
@@ -682,7 +698,6 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         info.full_windows = totals.full;
         info.quantised_windows = totals.quantised;
     }
-    info.exact_bytes = plan.exact_bytes;
     info.flags = p.flags;
     info.kind = p.kind;
     info.fidelity = p.fidelity;

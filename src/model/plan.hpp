@@ -103,9 +103,9 @@ uint64_t lane_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer
 uint32_t epoch_table_bytes(const LayerGeometry &layer);
 inline constexpr uint64_t lane_state_bytes = 48;
 inline constexpr uint64_t layer_state_bytes = 104;
-inline constexpr uint64_t sequence_state_bytes = 512;
-// The pool's own bytes per slot: a reference count and a share of the free map, rounded up.
-inline constexpr uint64_t slot_overhead_bytes = 3;
+inline constexpr uint64_t sequence_state_bytes = 944;
+// The pool's own bytes per slot: a reference count.
+inline constexpr uint64_t slot_overhead_bytes = 2;
 
 // Scratch of attention over one KV head: partial results of every split, masses of every tile, rows in and out, balance parameters.
 struct LaneScratch {

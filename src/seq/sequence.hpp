@@ -110,6 +110,8 @@ struct Sequence {
     const skerry_tile *tiles(const Lane &lane) const { return tables.tiles.data() + lane.offset; }
 };
 
+static_assert(sizeof(Sequence) == sequence_state_bytes || sizeof(void *) != 8);
+
 struct WindowSpan {
     int32_t window; // -1: sinks
     uint32_t begin; // tiles

@@ -102,7 +102,8 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     // What may run out of memory comes first.
     Buffer<uint64_t> slots(cache->allocator, Owner::step);
     uint64_t staging = 0;
-    wanted_slots(cache, plan, &slots, &staging);
+    uint64_t staging_tables = 0;
+    wanted_slots(cache, plan, &slots, &staging, &staging_tables);
     const uint64_t scratch = plan_scratch_bytes(cache, plan);
     Buffer<uint64_t> grown(cache->allocator, Owner::step);
     grown.resize(slots.size());
@@ -113,7 +114,7 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     for (int32_t k = 0; k < cache->pool.class_count(); ++k) used += cache->pool.used(k);
     moved.reserve(static_cast<size_t>(used));
     Vector<TablesAndSequence> tables(CountedAllocator<TablesAndSequence>(cache->allocator, Owner::step));
-    tables.reserve(cache->sequences.size());
+    tables.reserve(static_cast<size_t>(plan.info.max_sequences));
     try {
         if (scratch > cache->scratch.size()) new_scratch.resize(scratch);
         for (size_t k = 0; plan.bounded && k < slots.size(); ++k) {
@@ -123,6 +124,13 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
             grown[k] = have + 1;
         }
         cache->sequences.for_each([&](uint64_t, Sequence *seq) { tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)}); });
+        for (Sequence *seq : cache->spare) tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)});
+        // From no budget to one: the spare sequences are made now.
+        cache->spare.reserve(static_cast<size_t>(plan.info.max_sequences));
+        while (plan.bounded && tables.size() < static_cast<size_t>(plan.info.max_sequences)) {
+            cache->spare.push_back(sequence_make(cache));
+            tables.push_back(TablesAndSequence{cache->spare.back(), prepare_tables(cache, cache->spare.back(), plan)});
+        }
     } catch (...) {
         for (size_t k = 0; k < grown.size(); ++k) {
             if (grown[k] != 0) static_cast<void>(cache->pool.shrink(static_cast<int32_t>(k), grown[k] - 1));
@@ -135,6 +143,7 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     // Quotas of the new plan; sequences move down to them at once.
     use_plan(cache, plan);
     cache->staging_slot_bytes = plan.bounded ? staging : 0;
+    cache->staging_table_bytes = plan.bounded ? staging_tables : 0;
     for (TablesAndSequence &entry : tables) {
         Sequence *seq = entry.seq;
         if (plan.policy.routes() && seq->length > 0) {

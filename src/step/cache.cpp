@@ -4,11 +4,11 @@
 #include <cstring>
 
 skerry_cache::skerry_cache(skerry_context *owner)
-    : context(owner), allocator(owner->allocator), layer_descs(allocator, skerry::Owner::context),
+    : context(owner), allocator(owner->caches), layer_descs(allocator, skerry::Owner::context),
       layer_pointers(allocator, skerry::Owner::context), rotary_descs(allocator, skerry::Owner::context),
       frequencies(allocator, skerry::Owner::context), layers(allocator, skerry::Owner::context),
       quotas(allocator, skerry::Owner::context), classes(allocator, skerry::Owner::context), pool(allocator, skerry::Owner::pool),
-      exact_pool(allocator, skerry::Owner::exact), sequences(allocator, skerry::Owner::context),
+      exact_pool(allocator, skerry::Owner::exact), sequences(allocator, skerry::Owner::context), spare(allocator, skerry::Owner::context),
       scratch(allocator, skerry::Owner::scratch, 64), step(allocator) {}
 
 namespace skerry {
@@ -86,15 +86,16 @@ SlotCounts lane_slots(const CachePlan &plan, const LaneQuota &q) {
 
 } // namespace
 
-void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint64_t> *slots, uint64_t *staging) {
+void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint64_t> *slots, uint64_t *staging, uint64_t *staging_tables) {
     slots->resize(0);
     slots->resize(static_cast<size_t>(cache->pool.class_count()));
-    *staging = 0;
+    *staging = *staging_tables = 0;
     const uint64_t sequences = static_cast<uint64_t>(plan.info.max_sequences);
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
-        const SlotCounts counts = lane_slots(plan, plan.quota(layer));
+        const LaneQuota q = plan.quota(layer);
+        const SlotCounts counts = lane_slots(plan, q);
         const uint64_t lanes = sequences * static_cast<uint64_t>(layer.kv_heads);
         const LayerClasses &c = cache->classes[i];
         const auto want = [&](int32_t slot_class, uint64_t count) {
@@ -105,6 +106,7 @@ void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint6
         want(c.wide, counts.wide);
         want(c.record, counts.record);
         *staging += counts.staging_bytes * lanes;
+        *staging_tables += static_cast<uint64_t>(q.staging_entries) * entry_table_bytes(plan.policy) * lanes;
     }
 }
 
@@ -125,7 +127,7 @@ uint64_t plan_scratch_bytes(const skerry_cache *cache, const CachePlan &plan) {
 Status cache_create(skerry_context *context, const skerry_cache_desc &desc, skerry_cache **out, skerry_error *error) {
     CachePlan plan;
     if (const Status status = make_plan(desc, context->device(), &plan, error); status < 0) return status;
-    skerry_cache *cache = create_object<skerry_cache>(context->allocator, Owner::context, context);
+    skerry_cache *cache = create_object<skerry_cache>(context->caches, Owner::context, context);
     context->references.fetch_add(1, std::memory_order_relaxed);
     try {
         keep_description(cache, desc);
@@ -157,28 +159,30 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
         config.window = static_cast<uint32_t>(p.score_queries);
         cache->scores = make_score_plan(config);
 
-        Buffer<uint32_t> known(cache->allocator, Owner::context);
-        Buffer<uint32_t> known_exact(cache->allocator, Owner::context);
-        for (size_t i = 0; i < cache->layers.size(); ++i) {
-            if (cache->layers[i].source != static_cast<int32_t>(i)) {
-                cache->classes[i] = cache->classes[static_cast<size_t>(cache->layers[i].source)];
-                continue;
+        {
+            Buffer<uint32_t> known(cache->allocator, Owner::context);
+            Buffer<uint32_t> known_exact(cache->allocator, Owner::context);
+            for (size_t i = 0; i < cache->layers.size(); ++i) {
+                if (cache->layers[i].source != static_cast<int32_t>(i)) {
+                    cache->classes[i] = cache->classes[static_cast<size_t>(cache->layers[i].source)];
+                    continue;
+                }
+                const LaneQuota &q = cache->quotas[i];
+                LayerClasses &c = cache->classes[i];
+                c = LayerClasses{};
+                c.sink = class_for(cache->pool, q.sink_slot_bytes, known, 0);
+                c.open = class_for(cache->pool, q.open_slot_bytes, known, 1);
+                c.wide = class_for(cache->pool, q.wide_slot_bytes, known, 2);
+                c.record = class_for(cache->pool, q.record_slot_bytes, known, 3);
+                if (p.keeps_exact()) c.exact = class_for(cache->exact_pool, q.open_slot_bytes, known_exact, 0);
             }
-            const LaneQuota &q = cache->quotas[i];
-            LayerClasses &c = cache->classes[i];
-            c = LayerClasses{};
-            c.sink = class_for(cache->pool, q.sink_slot_bytes, known, 0);
-            c.open = class_for(cache->pool, q.open_slot_bytes, known, 1);
-            c.wide = class_for(cache->pool, q.wide_slot_bytes, known, 2);
-            c.record = class_for(cache->pool, q.record_slot_bytes, known, 3);
-            if (p.keeps_exact()) c.exact = class_for(cache->exact_pool, q.open_slot_bytes, known_exact, 0);
         }
         if (plan.bounded) {
             Buffer<uint64_t> slots(cache->allocator, Owner::context);
-            wanted_slots(cache, plan, &slots, &cache->staging_slot_bytes);
+            wanted_slots(cache, plan, &slots, &cache->staging_slot_bytes, &cache->staging_table_bytes);
             for (size_t k = 0; k < slots.size(); ++k) cache->pool.grow(static_cast<int32_t>(k), slots[k]);
-            cache->scratch.resize(plan_scratch_bytes(cache, plan));
         }
+        if (plan.bounded) cache->scratch.resize(plan_scratch_bytes(cache, plan));
         if (p.keeps_exact() && plan.exact_bytes > 0) {
             // Equal numbers of windows for every lane, as far as the limit goes.
             uint64_t round = 0;
@@ -194,6 +198,12 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
             }
         }
         cache->sequences.reserve(static_cast<size_t>(plan.info.max_sequences));
+        if (plan.bounded) {
+            cache->spare.reserve(static_cast<size_t>(plan.info.max_sequences));
+            for (int32_t i = 0; i < plan.info.max_sequences; ++i) cache->spare.push_back(sequence_make(cache));
+        }
+        cache->step.needed.resize(static_cast<size_t>(cache->pool.class_count()));
+        cache->step.more.resize(static_cast<size_t>(plan.info.max_sequences));
         cache->step.cache = cache;
         cache->step.seqs.reserve(static_cast<size_t>(plan.info.max_sequences));
         cache->step.layers.resize(cache->layers.size());
@@ -222,7 +232,8 @@ void cache_destroy(skerry_cache *cache) {
         }
         destroy_object(cache->allocator, Owner::tables, seq);
     });
-    destroy_object(context->allocator, Owner::context, cache);
+    for (Sequence *seq : cache->spare) destroy_object(cache->allocator, Owner::tables, seq);
+    destroy_object(context->caches, Owner::context, cache);
     context_release(context);
 }
 
@@ -256,8 +267,10 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
     const uint64_t staging_slots = cache->staging_slot_bytes;
     const uint64_t pool = a.live_bytes(Owner::pool);
     info->pool_bytes = pool - std::min(pool, staging_slots);
-    info->table_bytes = a.live_bytes(Owner::tables);
-    info->staging_bytes = a.live_bytes(Owner::staging) + a.live_bytes(Owner::scratch) + std::min(pool, staging_slots);
+    const uint64_t tables = a.live_bytes(Owner::tables);
+    const uint64_t staging_tables = std::min(tables, cache->staging_table_bytes);
+    info->table_bytes = tables - staging_tables;
+    info->staging_bytes = a.live_bytes(Owner::staging) + a.live_bytes(Owner::scratch) + std::min(pool, staging_slots) + staging_tables;
     info->exact_bytes = a.live_bytes(Owner::exact);
     info->fixed_bytes = a.live_bytes(Owner::context) + a.live_bytes(Owner::step) + sizeof(skerry_cache);
     info->allocated_bytes = a.live_bytes() + sizeof(skerry_cache);
@@ -358,8 +371,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                     }
                     t = span.end;
                 }
-                if (status == SKERRY_OK && position >= 0 && position != seq->length && !cache->step.open) {
-                    status = broken(static_cast<int32_t>(i), position, seq->length, "the list ends at the sequence's length");
+                if (status == SKERRY_OK && position > seq->length && !cache->step.open) {
+                    status = broken(static_cast<int32_t>(i), position, seq->length, "the list ends at the sequence's length or before");
                 }
                 if (status == SKERRY_OK && open != lane.open_windows && !cache->step.open) {
                     status = broken(static_cast<int32_t>(i), lane.open_windows, open, "count of full-precision windows");

@@ -19,11 +19,12 @@
 
 struct skerry_context {
     skerry_context(const skerry_allocator &host, const skerry_context_desc &desc)
-        : allocator(host), log(desc.log_fn, desc.log_user, desc.log_level),
+        : allocator(host), caches(allocator), log(desc.log_fn, desc.log_user, desc.log_level),
           workers(allocator, desc.parallel_for, desc.parallel_user, desc.worker_count) {}
 
     std::atomic<uint32_t> references{1};
     skerry::Allocator allocator;
+    skerry::Allocator caches; // everything that caches hold, their own objects included
     skerry::Log log;
     skerry::Workers workers;
     skerry_allocator hooks{};
@@ -65,13 +66,15 @@ enum : uint8_t {
 
 struct skerry_step {
     explicit skerry_step(skerry::Allocator &allocator)
-        : seqs(allocator, skerry::Owner::step), layers(allocator, skerry::Owner::step), observed(allocator, skerry::Owner::step),
+        : needed(allocator, skerry::Owner::step), more(allocator, skerry::Owner::step), seqs(allocator, skerry::Owner::step), layers(allocator, skerry::Owner::step), observed(allocator, skerry::Owner::step),
           transitions(allocator, skerry::Owner::step) {}
 
     skerry_cache *cache = nullptr;
     bool open = false;
     uint32_t flags = 0;
     int32_t rows = 0;
+    skerry::Buffer<uint64_t> needed; // begin: slots per pool class, tiles per sequence
+    skerry::Buffer<uint32_t> more;
     skerry::Buffer<skerry::StepSequence> seqs;
     skerry::Buffer<uint8_t> layers;
     skerry::Buffer<uint8_t> observed; // [seq in step][lane]
@@ -104,11 +107,13 @@ struct skerry_cache {
     skerry::Pool exact_pool;
     skerry::Mutex pool_mutex; // lanes of one event take and release in parallel
     skerry::HandleTable<skerry::Sequence *> sequences;
+    skerry::Buffer<skerry::Sequence *> spare; // under a budget: closed sequences, with their tables
     skerry::Buffer<uint8_t> scratch;
     skerry_step step;
     skerry::Mutex step_mutex; // calls on different layers of one step
     skerry_counters counters{};
-    uint64_t staging_slot_bytes = 0;
+    uint64_t staging_slot_bytes = 0;  // of the pool's bytes
+    uint64_t staging_table_bytes = 0; // of the tables' bytes
 
     const skerry::PolicyConfig &policy() const { return plan.policy; }
     const skerry_kernels &kernels() const { return *context->kernels; }
@@ -123,8 +128,8 @@ void context_release(skerry_context *context);
 Status cache_create(skerry_context *context, const skerry_cache_desc &desc, skerry_cache **out, skerry_error *error);
 void cache_destroy(skerry_cache *cache);
 Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, skerry_error *error);
-// Slots per pool class that a plan asks for, and the bytes of those that are staging.
-void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint64_t> *slots, uint64_t *staging);
+// Slots per pool class that a plan asks for, and the bytes of slots and table entries that are staging.
+void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint64_t> *slots, uint64_t *staging, uint64_t *staging_tables);
 uint64_t plan_scratch_bytes(const skerry_cache *cache, const CachePlan &plan);
 void use_plan(skerry_cache *cache, const CachePlan &plan);
 void add_counters(skerry_counters *to, const skerry_counters &from);
@@ -144,6 +149,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error);
 void cache_memory(skerry_cache *cache, skerry_memory_info *info);
 
 Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error);
+// A closed sequence with tables of the present capacity. Throws std::bad_alloc.
+Sequence *sequence_make(skerry_cache *cache);
 Status sequence_create(skerry_cache *cache, skerry_seq *out, skerry_error *error);
 void sequence_destroy(skerry_cache *cache, Sequence *seq);
 Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, skerry_seq *out, skerry_error *error);

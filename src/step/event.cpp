@@ -311,7 +311,7 @@ skerry_tile code_window(const Event &event, Lane *lane, int32_t window, LaneEven
         key.epoch = value.epoch = balanced ? &epoch : nullptr;
         cache->kernels().encode(&key, keys + done * layer.key_dim, bytes, e->code);
         cache->kernels().encode(&value, values + done * layer.value_dim, bytes + value_offset(key_format, layer.key_dim, tile.capacity), e->code);
-        e->counters.record_bytes_written += each;
+        if (!is_full_format(key_format)) e->counters.record_bytes_written += each;
     }
     tile.count = static_cast<uint8_t>(std::min<int32_t>(tile.capacity, p.window));
     return tile;
@@ -598,7 +598,7 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
             }
         }
         if (p.selection == SKERRY_SELECTION_PER_LAYER && first == 0) {
-            // One set for all heads: ranked by the mean over them, whose order is that of the sum.
+            // One set for all heads, ranked by the mean over them.
             list_candidates(event, seq->lane(layer.lane), &lanes[0]);
             for (int32_t h = 1; h < layer.kv_heads; ++h) {
                 const Lane &lane = seq->lane(layer.lane + h);
@@ -611,6 +611,9 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
                     WindowCandidate &candidate = lanes[0].candidates[c++];
                     if (state.scored != 0) candidate.rank = add_mass(candidate.rank, window_rank(cache, seq, state, lane, span.begin, length));
                 }
+            }
+            for (uint32_t c = 0; c < lanes[0].count; ++c) {
+                lanes[0].candidates[c].rank = mean_over_heads(lanes[0].candidates[c].rank, static_cast<uint32_t>(layer.kv_heads));
             }
             route(event, &lanes[0]);
             shared_targets = lanes[0].targets;

@@ -40,8 +40,9 @@ void size_tables(skerry_cache *cache, LaneTables &t, size_t entries, size_t quer
     }
 }
 
-// An empty sequence with its tables, not yet in the handle table.
-Owned<Sequence> make_sequence(skerry_cache *cache) {
+} // namespace
+
+Sequence *sequence_make(skerry_cache *cache) {
     Owned<Sequence> seq = make_owned<Sequence>(cache->allocator, Owner::tables, cache->allocator);
     const PolicyConfig &p = cache->policy();
     seq->tables.lanes.reserve(static_cast<size_t>(cache->lanes));
@@ -80,10 +81,8 @@ Owned<Sequence> make_sequence(skerry_cache *cache) {
         seq->pending.reserve(entries);
         seq->pending.resize(entries);
     }
-    return seq;
+    return seq.detach();
 }
-
-} // namespace
 
 namespace {
 
@@ -241,9 +240,40 @@ Status check_room(skerry_cache *cache, skerry_error *error) {
 
 } // namespace
 
+namespace {
+
+// An empty sequence that is not in the handle table yet: a spare one under a budget. The caller has checked that there is room; if it gives up,
+// a spare one goes back by close_sequence.
+Owned<Sequence> open_sequence(skerry_cache *cache) {
+    Sequence *seq = cache->plan.bounded && !cache->spare.empty() ? cache->spare.pop_back() : sequence_make(cache);
+    return Owned<Sequence>(cache->allocator, Owner::tables, seq);
+}
+
+// Empties a sequence whose slots were released.
+void clear_sequence(Sequence *seq) {
+    for (Lane &lane : seq->tables.lanes) {
+        lane.tiles = lane.reserved = lane.epochs = lane.open_windows = lane.period = 0;
+    }
+    for (LayerState &state : seq->layers) state = LayerState{};
+    for (float &value : seq->tables.query_squares) value = 0;
+    seq->length = 0;
+    seq->prompt_length = -1;
+    seq->prefilling = false;
+    seq->in_step = false;
+    seq->surprisal = Sequence::Surprisal{};
+}
+
+void close_sequence(skerry_cache *cache, Owned<Sequence> seq) {
+    if (!cache->plan.bounded || cache->spare.size() + cache->sequences.size() >= static_cast<size_t>(cache->plan.info.max_sequences)) return;
+    clear_sequence(seq.get());
+    cache->spare.push_back(seq.detach());
+}
+
+} // namespace
+
 Status sequence_create(skerry_cache *cache, skerry_seq *out, skerry_error *error) {
     if (const Status status = check_room(cache, error); status < 0) return status;
-    Owned<Sequence> made = make_sequence(cache);
+    Owned<Sequence> made = open_sequence(cache);
     made->id = cache->sequences.insert(made.get());
     out->bits = made->id;
     static_cast<void>(made.detach());
@@ -281,7 +311,7 @@ void sequence_destroy(skerry_cache *cache, Sequence *seq) {
         }
     }
     cache->sequences.erase(seq->id);
-    destroy_object(cache->allocator, Owner::tables, seq);
+    close_sequence(cache, Owned<Sequence>(cache->allocator, Owner::tables, seq));
 }
 
 int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq) {
@@ -414,10 +444,19 @@ bool own_cut_windows(skerry_cache *cache, Sequence *seq, int64_t length) {
     return true;
 }
 
-void set_length(Sequence *seq, int64_t length) {
+void set_length(skerry_cache *cache, Sequence *seq, int64_t length) {
+    if (length == 0) {
+        clear_sequence(seq);
+        return;
+    }
+    const PolicyConfig &p = cache->policy();
+    const int64_t held = p.sinks + p.recent;
     seq->length = length;
     if (seq->prompt_length > length) seq->prompt_length = -1;
-    for (LayerState &state : seq->layers) state.routed = std::min(state.routed, length);
+    for (LayerState &state : seq->layers) {
+        state.routed = std::min(state.routed, length);
+        state.routed_windows = std::min<int64_t>(state.routed_windows, length <= held ? 0 : (length - held) / p.window + 1);
+    }
 }
 
 Status check_length(skerry_cache *cache, const Sequence *seq, int64_t length, skerry_error *error) {
@@ -439,25 +478,8 @@ Status sequence_truncate(skerry_cache *cache, Sequence *seq, int64_t length, ske
         return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0,
                     "no free slot for this sequence's own copy of the window that is cut");
     }
-    for (Lane &lane : seq->tables.lanes) {
-        cut_lane(cache, seq, lane, length);
-        if (length == 0) {
-            lane.epochs = 0;
-            lane.period = 0;
-        }
-    }
-    set_length(seq, length);
-    if (length == 0) {
-        seq->prefilling = false;
-        for (LayerState &state : seq->layers) state = LayerState{};
-        for (float &value : seq->tables.query_squares) value = 0;
-    } else {
-        for (LayerState &state : seq->layers) {
-            const PolicyConfig &p = cache->policy();
-            const int64_t held = p.sinks + p.recent;
-            state.routed_windows = std::min<int64_t>(state.routed_windows, length <= held ? 0 : (length - held) / p.window + 1);
-        }
-    }
+    for (Lane &lane : seq->tables.lanes) cut_lane(cache, seq, lane, length);
+    set_length(cache, seq, length);
     return SKERRY_OK;
 }
 
@@ -465,19 +487,27 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
     if (const Status status = check_room(cache, error); status < 0) return status;
     if (length == -1) length = parent->length;
     if (const Status status = check_length(cache, parent, length, error); status < 0) return status;
-    Owned<Sequence> made = make_sequence(cache);
-    Sequence *child = made.get();
     const PolicyConfig &p = cache->policy();
-    {
+    Owned<Sequence> made = open_sequence(cache);
+    Sequence *child = made.get();
+    bool fits = true;
+    for (size_t i = 0; i < parent->tables.lanes.size(); ++i) {
+        const Lane &from = parent->tables.lanes[i];
+        const Lane &to = child->tables.lanes[i];
+        fits = fits && from.tiles <= to.capacity && from.epochs <= to.epoch_capacity;
+    }
+    if (fits) {
+        fill_tables(cache, parent->tables, child->tables);
+    } else {
         Buffer<uint32_t> capacities(cache->allocator, Owner::step);
         Buffer<uint32_t> epochs(cache->allocator, Owner::step);
         for (size_t i = 0; i < parent->tables.lanes.size(); ++i) {
             capacities.push_back(std::max(parent->tables.lanes[i].capacity, child->tables.lanes[i].capacity));
             epochs.push_back(std::max(parent->tables.lanes[i].epoch_capacity, child->tables.lanes[i].epoch_capacity));
         }
-        NewTables made_tables = make_tables(cache, parent, capacities, epochs);
-        fill_tables(cache, parent->tables, made_tables.tables);
-        swap_tables(cache, child, made_tables);
+        NewTables larger = make_tables(cache, parent, capacities, epochs);
+        fill_tables(cache, parent->tables, larger.tables);
+        swap_tables(cache, child, larger);
     }
     for (Lane &to : child->tables.lanes) {
         const skerry_tile *tiles = child->tiles(to);
@@ -494,20 +524,21 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
     child->prompt_length = parent->prompt_length;
     child->prefilling = parent->prefilling;
     child->surprisal = parent->surprisal;
-    bool fits = false;
     try {
         fits = own_cut_windows(cache, child, length);
         if (fits) child->id = cache->sequences.insert(child);
     } catch (...) {
         for (Lane &lane : child->tables.lanes) lane_release(cache, child->tables, 0, lane);
+        close_sequence(cache, std::move(made));
         throw;
     }
     if (!fits) {
         for (Lane &lane : child->tables.lanes) lane_release(cache, child->tables, 0, lane);
+        close_sequence(cache, std::move(made));
         return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0, "no free slot for the fork's own open window");
     }
     for (Lane &lane : child->tables.lanes) cut_lane(cache, child, lane, length);
-    set_length(child, length);
+    set_length(cache, child, length);
     out->bits = child->id;
     static_cast<void>(made.detach());
     return SKERRY_OK;
@@ -552,6 +583,15 @@ double rank_to_mass(const skerry_cache *cache, int64_t rank) {
     return cache->scores.rule == ScoreRule::age_normalised ? static_cast<double>(rank) * 0x1p-60 : from_mass(rank);
 }
 
+// What a window is ranked by: one head's value, or the mean over a layer whose heads share one selection.
+int64_t selection_rank(const skerry_cache *cache, const Sequence *seq, const LayerGeometry &layer, const LayerState &state, const Lane &lane,
+                       uint32_t entry) {
+    if (cache->policy().selection == SKERRY_SELECTION_PER_HEAD) return window_rank(cache, seq, state, lane, entry, seq->length);
+    int64_t sum = 0;
+    for (int32_t h = 0; h < layer.kv_heads; ++h) sum = add_mass(sum, window_rank(cache, seq, state, seq->lane(layer.lane + h), entry, seq->length));
+    return mean_over_heads(sum, static_cast<uint32_t>(layer.kv_heads));
+}
+
 } // namespace
 
 void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, int32_t head, skerry_range *ranges, int32_t capacity,
@@ -582,7 +622,7 @@ void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, in
                 }
                 range.bytes = window_bytes(cache, seq->tables, layer, lane, *span);
                 if (span->window >= 0 && cache->policy().routes()) {
-                    range.score = rank_to_mass(cache, window_rank(cache, seq, state, lane, span->begin, seq->length));
+                    range.score = rank_to_mass(cache, selection_rank(cache, seq, geometry, state, lane, span->begin));
                 }
             }
         }

@@ -147,10 +147,9 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
     }
     step->rows = static_cast<int32_t>(rows);
 
-    Buffer<uint64_t> needed(cache->allocator, Owner::step);
-    Buffer<uint32_t> more(cache->allocator, Owner::step);
-    needed.resize(static_cast<size_t>(cache->pool.class_count()));
-    more.resize(step->seqs.size());
+    Buffer<uint64_t> &needed = step->needed;
+    Buffer<uint32_t> &more = step->more;
+    std::fill(needed.begin(), needed.end(), uint64_t{0});
     for (size_t s = 0; s < step->seqs.size(); ++s) {
         const StepSequence &part = step->seqs[s];
         count_slots(cache, part.seq, part.count, &needed, &more[s]);
