@@ -92,6 +92,7 @@ inline Ints key_codes(const uint8_t *plane, int32_t capacity, int32_t token, int
 
 } // namespace
 
+#include "cpu/x86/avx512_decode_blocks.hpp"
 #include "cpu/x86/decode_body.hpp"
 
 namespace {
@@ -136,6 +137,51 @@ void decode_full_keys(const skerry_code_params &params, const uint8_t *part, flo
     }
 }
 
+template <int Format, bool is_key>
+void decode_blocks(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
+    // The first 64 bytes of alignment are part of what is asked for (code_scratch_bytes).
+    uint8_t *const bytes = static_cast<uint8_t *>(scratch);
+    uint8_t *const aligned = bytes + (-reinterpret_cast<uintptr_t>(bytes) & 63u);
+    constexpr size_t vectors_bytes_per_channel = 16;
+    float *const factors = reinterpret_cast<float *>(aligned + vectors_bytes_per_channel * static_cast<size_t>(params.dim));
+    prepare_factors<is_key>(params, factors);
+    switch (params.dim & -params.dim) {
+    case 64:
+        decode_block_rows<Format, is_key, 1>(params, part, rows, aligned, factors);
+        break;
+    case 128:
+        decode_block_rows<Format, is_key, 2>(params, part, rows, aligned, factors);
+        break;
+    default:
+        if constexpr (Format != SKERRY_FORMAT_R8) decode_block_rows<Format, is_key, 4>(params, part, rows, aligned, factors);
+        break;
+    }
+}
+
+template <bool is_key>
+void decode_blocks_side(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
+    switch (params.format) {
+    case SKERRY_FORMAT_R2:
+        decode_blocks<SKERRY_FORMAT_R2, is_key>(params, part, rows, scratch);
+        break;
+    case SKERRY_FORMAT_R3:
+        decode_blocks<SKERRY_FORMAT_R3, is_key>(params, part, rows, scratch);
+        break;
+    case SKERRY_FORMAT_R4:
+        decode_blocks<SKERRY_FORMAT_R4, is_key>(params, part, rows, scratch);
+        break;
+    default:
+        decode_blocks<SKERRY_FORMAT_R8, is_key>(params, part, rows, scratch);
+        break;
+    }
+}
+
+// Butterflies over more channels, and those of r8 over 256, leave 16 bits.
+bool has_blocks(const skerry_code_params &params) {
+    const int32_t n = params.dim & -params.dim;
+    return n >= 64 && n <= (params.format == SKERRY_FORMAT_R8 ? 128 : 256);
+}
+
 } // namespace
 
 void skerry::skerry_cpu_avx512_decode(const skerry_code_params *params, const void *part, float *rows, void *scratch) {
@@ -145,6 +191,12 @@ void skerry::skerry_cpu_avx512_decode(const skerry_code_params *params, const vo
             decode_full_keys(*params, in, rows);
         } else {
             decode_full_values(*params, in, rows);
+        }
+    } else if (shape_is_r(params->format) && has_blocks(*params)) {
+        if (params->side == SKERRY_SIDE_KEY) {
+            decode_blocks_side<true>(*params, in, rows, scratch);
+        } else {
+            decode_blocks_side<false>(*params, in, rows, scratch);
         }
     } else if (shape_is_r(params->format) && params->dim % 16 == 0) {
         decode_r(*params, in, rows, scratch);

@@ -81,6 +81,15 @@ void transform_row(float *row, int32_t dim, int32_t distance) {
     }
 }
 
+// Sign over balance for keys, the sign for values: [dim].
+template <bool is_key>
+void prepare_factors(const skerry_code_params &params, float *factors) {
+    for (int32_t c = 0; c < params.dim; c += width) {
+        const Floats one = broadcast(1.0f);
+        store(factors + c, flip(is_key ? div(one, load(params.epoch->balance + c)) : one, hash_signs(c)));
+    }
+}
+
 template <int Format, bool is_key>
 void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
     constexpr int bits = Format == SKERRY_FORMAT_R2 ? 2 : Format == SKERRY_FORMAT_R3 ? 3 : Format == SKERRY_FORMAT_R4 ? 4 : 8;
@@ -91,10 +100,7 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
 
     float *const factors = static_cast<float *>(scratch);
     ValueGroup *const low_groups = reinterpret_cast<ValueGroup *>(factors + dim), *const high_groups = low_groups + dim / width;
-    for (int32_t c = 0; c < dim; c += width) {
-        const Floats one = broadcast(1.0f);
-        store(factors + c, flip(is_key ? div(one, load(params.epoch->balance + c)) : one, hash_signs(c)));
-    }
+    prepare_factors<is_key>(params, factors);
     if (!is_key) {
         prepare_groups(low_groups, low_bits, dim, params.capacity);
         if constexpr (bits == 3) prepare_groups(high_groups, 1, dim, params.capacity);
@@ -125,7 +131,8 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
                 store(row + c, add(value, load(params.epoch->mean + c)));
             }
         } else {
-            for (int32_t c = 0; c < dim; c += width) store(row + c, mul(mul(load(row + c), scale), load(factors + c)));
+            for (int32_t c = 0; c < dim; c += width)
+                store(row + c, mul(mul(load(row + c), scale), load(factors + c)));
         }
     }
 }
@@ -133,10 +140,18 @@ void decode_r_rows(const skerry_code_params &params, const uint8_t *part, float 
 template <bool is_key>
 void decode_r_side(const skerry_code_params &params, const uint8_t *part, float *rows, void *scratch) {
     switch (params.format) {
-    case SKERRY_FORMAT_R2: decode_r_rows<SKERRY_FORMAT_R2, is_key>(params, part, rows, scratch); break;
-    case SKERRY_FORMAT_R3: decode_r_rows<SKERRY_FORMAT_R3, is_key>(params, part, rows, scratch); break;
-    case SKERRY_FORMAT_R4: decode_r_rows<SKERRY_FORMAT_R4, is_key>(params, part, rows, scratch); break;
-    default: decode_r_rows<SKERRY_FORMAT_R8, is_key>(params, part, rows, scratch); break;
+    case SKERRY_FORMAT_R2:
+        decode_r_rows<SKERRY_FORMAT_R2, is_key>(params, part, rows, scratch);
+        break;
+    case SKERRY_FORMAT_R3:
+        decode_r_rows<SKERRY_FORMAT_R3, is_key>(params, part, rows, scratch);
+        break;
+    case SKERRY_FORMAT_R4:
+        decode_r_rows<SKERRY_FORMAT_R4, is_key>(params, part, rows, scratch);
+        break;
+    default:
+        decode_r_rows<SKERRY_FORMAT_R8, is_key>(params, part, rows, scratch);
+        break;
     }
 }
 
