@@ -71,8 +71,9 @@ class Called(unittest.TestCase):
         def wanted(sequence, index, kv_head, windows):
             self.assertEqual(windows.dtype, numpy.int32)
             asked.append((sequence, index, kv_head, windows))
-            return numpy.where(windows == 3, 1.0, 0.01)
-        settings = dict(SETTINGS, policy=skerry.Policy('qevict', hysteresis_ppm=1_000_000, max_moves_ppm=1_000_000))
+            return numpy.where(windows == 9, 1.0, 0.01)
+        policy = skerry.Policy('qevict', quantised_share_ppm=500_000, hysteresis_ppm=1_000_000, max_moves_ppm=1_000_000)
+        settings = dict(SETTINGS, policy=policy)
         with skerry.Cache([layer(key_dim=64)], callbacks=skerry.Callbacks(scores_wanted=wanted), **settings) as cache:
             sequence = cache.sequence()
             for position in range(400):
@@ -80,10 +81,13 @@ class Called(unittest.TestCase):
             self.assertGreater(len(asked), 0)
             self.assertIs(asked[0][0], sequence)
             self.assertEqual({(index, head) for _, index, head, _ in asked}, {(0, 0), (0, 1)})
-            begin = cache.plan.sink_tokens + 3 * cache.plan.window_tokens
+            begin = cache.plan.sink_tokens + 9 * cache.plan.window_tokens
             for head in range(2):
-                tier = [one.tier for one in sequence.ranges(0, head) if one.begin <= begin < one.end]
-                self.assertEqual(tier, ['full'])
+                tiers = {one.begin: one.tier for one in sequence.ranges(0, head)}
+                self.assertEqual(tiers[begin], 'full')
+                # Its neighbours came at the same rank as those that held the full tier before them.
+                self.assertEqual(tiers[begin - 16], 'quantised')
+                self.assertEqual(tiers[begin + 16], 'quantised')
 
     def test_none_leaves_the_ranking_to_the_library(self):
         prints = []

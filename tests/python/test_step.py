@@ -352,7 +352,8 @@ class Attend(unittest.TestCase):
 
 class Observe(unittest.TestCase):
     def test_masses_of_the_caller_do_what_attend_does(self):
-        settings = dict(policy='qevict', store_dtype='f32', budget=skerry.Budget(share_ppm=250_000, length_tokens=512))
+        policy = skerry.Policy('qevict', quantised_share_ppm=500_000)
+        settings = dict(policy=policy, store_dtype='f32', budget=skerry.Budget(share_ppm=130_000, length_tokens=512))
         moved = []
         for own in (False, True):
             with skerry.Cache([layer(key_dim=64)], **settings) as cache:
@@ -389,13 +390,20 @@ class Observe(unittest.TestCase):
             step.observe(0, 0, masses=numpy.tril(numpy.full((3, 3), 0.25)))
 
     def test_surprisal(self):
-        with skerry.Cache([layer()]) as cache, cache.step(cache.sequence(), 3) as step:
+        with skerry.Cache([layer()]) as cache:
+            sequence = cache.sequence()
+            step = cache.step(sequence, 3)
             step.append(0, random((3, 2, 16)), random((3, 2, 16)))
-            step.surprisal([1.0, 0.0, 2.5])
             with self.assertRaises(skerry.ArgumentError):
                 step.surprisal([1.0])
             with self.assertRaises(skerry.NonfiniteError):
                 step.surprisal([1.0, -1.0, 0.0])
+            step.surprisal([1.0, 0.0, 2.5])
+            step.commit()
+            info = sequence.info()
+            self.assertEqual(info.surprisal_tokens, 3)
+            self.assertAlmostEqual(info.surprisal_mean, 3.5 / 3, places=6)
+            self.assertAlmostEqual(info.surprisal_variance, numpy.var([1.0, 0.0, 2.5]), places=6)
 
 
 class Refusals(unittest.TestCase):

@@ -221,6 +221,9 @@ typedef struct skerry_seq_info {
     uint64_t used_bytes;
     uint64_t charged_bytes;
     uint64_t exact_bytes;
+    int64_t surprisal_tokens;
+    double surprisal_mean;
+    double surprisal_variance;
 } skerry_seq_info;
 skerry_status skerry_seq_create(skerry_cache *cache, skerry_seq *out, skerry_error *error);
 skerry_status skerry_seq_drop(skerry_cache *cache, skerry_seq seq, skerry_error *error);

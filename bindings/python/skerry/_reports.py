@@ -184,6 +184,9 @@ class SequenceInfo:
     used_bytes: int
     charged_bytes: int  #: paper fidelity: the method's own sum
     exact_bytes: int  #: host copies
+    surprisal_tokens: int  #: tokens whose surprisal was handed over
+    surprisal_mean: float  #: nats
+    surprisal_variance: float
 
 
 @_converts(tier=_names.TIER.name, key_format=_names.FORMAT.name, value_format=_names.FORMAT.name,
