@@ -61,7 +61,8 @@ struct Bucket {
     int32_t capacity;
     int16_t head, tail;
     int16_t begin, end; // in `order`
-    bool integer_values;
+    // Bytes from the start of a record, and of the scales of R formats from the start of their part.
+    ptrdiff_t values, key_scales, value_scales;
 };
 
 struct Work {
@@ -174,45 +175,58 @@ void visible(int32_t position, int32_t window, int32_t first, int32_t count, int
 
 // ---------------------------------------------------------------------------------------------------------------- planning
 
-void add_item(Work &w, const skerry_tile &tile, const uint8_t *record, int32_t index, int sub) {
-    const int32_t first = tile.first + lanes * sub;
-    const int count = tile.count - lanes * sub < lanes ? tile.count - lanes * sub : lanes;
-    const int32_t window = w.params->sliding_window;
-    // Positions ascend: what the first and the last row see alike, all see.
-    int low_begin, low_end, high_begin, high_end;
-    visible(w.positions[0], window, first, count, low_begin, low_end);
-    visible(w.positions[w.rows - 1], window, first, count, high_begin, high_end);
-    const bool is_uniform = low_begin == high_begin && low_end == high_end;
-    if (is_uniform && low_begin >= low_end) return;
-
+Bucket &bucket_of(Work &w, const skerry_tile &tile) {
     const bool has_r = is_r_format(tile.key_format) || is_r_format(tile.value_format);
     const uint64_t key = uint64_t(has_r ? tile.epoch : 0) << 32 | uint64_t(tile.key_format) << 16 |
                          uint64_t(tile.value_format) << 8 | tile.capacity;
-    int b = w.buckets - 1;
-    while (b >= 0 && w.bucket[b].key != key) --b;
-    if (b < 0) {
-        b = w.buckets++;
-        Bucket &fresh = w.bucket[b];
-        fresh.key = key;
-        fresh.key_format = tile.key_format;
-        fresh.value_format = tile.value_format;
-        fresh.epoch = tile.epoch;
-        fresh.capacity = tile.capacity;
-        fresh.head = fresh.tail = -1;
+    for (int b = w.buckets - 1; b >= 0; --b) {
+        if (w.bucket[b].key == key) return w.bucket[b];
     }
+    Bucket &fresh = w.bucket[w.buckets++];
+    fresh.key = key;
+    fresh.key_format = tile.key_format;
+    fresh.value_format = tile.value_format;
+    fresh.epoch = tile.epoch;
+    fresh.capacity = tile.capacity;
+    fresh.head = fresh.tail = -1;
+    fresh.values = static_cast<ptrdiff_t>(value_offset(tile.key_format, w.key_dim, tile.capacity));
+    fresh.key_scales = fresh.value_scales = 0;
+    if (is_r_format(tile.key_format)) {
+        fresh.key_scales = static_cast<ptrdiff_t>(r_scale_offset(tile.key_format, SKERRY_SIDE_KEY, w.key_dim, tile.capacity));
+    }
+    if (is_r_format(tile.value_format)) {
+        fresh.value_scales =
+            static_cast<ptrdiff_t>(r_scale_offset(tile.value_format, SKERRY_SIDE_VALUE, w.value_dim, tile.capacity));
+    }
+    return fresh;
+}
+
+void add_item(Work &w, const skerry_tile &tile, const uint8_t *record, int32_t index, int sub) {
+    const int32_t first = tile.first + lanes * sub, window = w.params->sliding_window;
+    const int count = tile.count - lanes * sub < lanes ? tile.count - lanes * sub : lanes;
+    // Positions ascend: what the first and the last row see alike, all see.
+    int begin = 0, end = count;
+    bool is_uniform = true;
+    if (window > 0 || int64_t(first) + count - 1 > w.positions[0]) {
+        int high_begin, high_end;
+        visible(w.positions[0], window, first, count, begin, end);
+        visible(w.positions[w.rows - 1], window, first, count, high_begin, high_end);
+        is_uniform = begin == high_begin && end == high_end;
+        if (is_uniform && begin >= end) return;
+    }
+    Bucket &bucket = bucket_of(w, tile);
     const int16_t at = static_cast<int16_t>(w.items++);
     Item &item = w.item[at];
     item.key = record;
-    item.value = record + value_offset(tile.key_format, w.key_dim, tile.capacity);
+    item.value = record + bucket.values;
     item.tile = index;
     item.first = first;
     item.next = -1;
     item.sub = static_cast<int16_t>(sub);
     item.count = static_cast<uint8_t>(count);
-    item.begin = static_cast<uint8_t>(low_begin);
-    item.end = static_cast<uint8_t>(low_end);
+    item.begin = static_cast<uint8_t>(begin);
+    item.end = static_cast<uint8_t>(end);
     item.is_uniform = is_uniform;
-    Bucket &bucket = w.bucket[b];
     if (bucket.tail < 0) {
         bucket.head = at;
     } else {
@@ -418,9 +432,8 @@ void unpack_r_values(skerry_format format, const uint8_t *part, int dim, int cap
     unpack_r_value_plane(part + r_plane_bytes(2, SKERRY_SIDE_VALUE, dim, capacity), 1, dim, capacity, 4.0f, 0.0f, false, values, pad);
 }
 
-Vec load_scales(const uint8_t *part, skerry_format format, skerry_side side, int dim, int capacity, int count) {
-    return v_load_f16_n(part + r_scale_offset(format, side, dim, capacity), count);
-}
+// Tokens that are not there weigh nothing, whatever their scale says.
+Vec load_scales(const uint8_t *scales, int count) { return count == lanes ? v_load_f16(scales) : v_load_f16_n(scales, count); }
 
 // Sixteen codes of `bits` bits (2 or 4), the first in the low bits of `bytes`.
 Vec code_lanes(const uint8_t *bytes, int bits, size_t available) {
@@ -654,7 +667,7 @@ void float_keys(Work &w, const Bucket &bucket) {
             factor[t] = v_set1(key_scale);
             if (is_r) {
                 unpack_r_keys(format, item.key, w.key_dim, bucket.capacity, unpacked);
-                factor[t] = v_mul(factor[t], load_scales(item.key, format, SKERRY_SIDE_KEY, w.key_dim, bucket.capacity, item.count));
+                factor[t] = v_mul(factor[t], load_scales(item.key + bucket.key_scales, item.count));
             } else if (is_c_format(format)) {
                 unpack_c_keys(w, format, bucket.capacity, item, unpacked);
             } else if (!in_place) {
@@ -684,18 +697,17 @@ void soften(Work &w, int head) {
     float *const tile_max = w.tile_max + head * block_items, *const tile_sum = w.tile_sum + head * block_items;
     float *const shrink = w.shrink + head * block_items;
     const Vec none = v_set1(-__builtin_inff());
+    const int whole = (w.items + lanes - 1) / lanes * lanes;
+    for (int at = w.items; at < whole; ++at) v_store(logits + lanes * at, none);
     Vec largest = none;
-    for (int at = 0; at < w.items; at += lanes) {
-        Vec x[lanes];
-        for (int i = 0; i < lanes; ++i) x[i] = at + i < w.items ? v_load(logits + lanes * (at + i)) : none;
+    for (int at = 0; at < whole; at += lanes) {
+        float *const x = logits + lanes * at;
         const Vec max = v_reduce16_max(x);
+        float held_max[lanes];
         v_store(tile_max + at, max);
+        v_store(held_max, v_max(max, v_set1(lowest)));
         largest = v_max(largest, max);
-        for (int i = 0; i < lanes; ++i) {
-            const float held_max = tile_max[at + i] > lowest ? tile_max[at + i] : lowest;
-            x[i] = v_exp(v_sub(x[i], v_set1(held_max)));
-            if (at + i < w.items) v_store(logits + lanes * (at + i), x[i]);
-        }
+        for (int i = 0; i < lanes; ++i) v_store(x + lanes * i, v_exp(v_sub(v_load(x + lanes * i), v_set1(held_max[i]))));
         v_store(tile_sum + at, v_reduce16_add(x));
     }
     const float block_max = v_largest(largest);
@@ -704,19 +716,21 @@ void soften(Work &w, int head) {
         w.max[head] = block_max;
         w.sum[head] *= by;
         w.centre[head] *= by;
-        rescale(w.plain + static_cast<ptrdiff_t>(head) * w.value_pad, w.value_dim, by);
-        rescale(w.rotated + static_cast<ptrdiff_t>(head) * w.value_pad, w.value_dim, by);
+        // Nothing is there yet in the first block.
+        if (by > 0) {
+            rescale(w.plain + static_cast<ptrdiff_t>(head) * w.value_pad, w.value_dim, by);
+            rescale(w.rotated + static_cast<ptrdiff_t>(head) * w.value_pad, w.value_dim, by);
+        }
     }
     const float max = w.max[head] > lowest ? w.max[head] : lowest;
-    float sum = w.sum[head];
-    for (int at = 0; at < w.items; at += lanes) {
+    float sum = w.sum[head], share[block_items];
+    for (int at = 0; at < whole; at += lanes) {
         const Vec by = v_exp(v_sub(v_load(tile_max + at), v_set1(max)));
         v_store(shrink + at, by);
-        float share[lanes];
-        v_store(share, v_mul(by, v_load(tile_sum + at)));
-        // One after the other: pieces that the row does not see add an exact 0 wherever they lie.
-        for (int i = 0; i < lanes && at + i < w.items; ++i) sum += share[i];
+        v_store(share + at, v_mul(by, v_load(tile_sum + at)));
     }
+    // One after the other: pieces that the row does not see add an exact 0 wherever they lie.
+    for (int at = 0; at < w.items; ++at) sum += share[at];
     w.sum[head] = sum;
 }
 
@@ -818,7 +832,7 @@ void float_values(Work &w, const Bucket &bucket) {
         const Item &item = w.item[w.order[at]];
         Vec scale = v_set1(exponent_scale);
         if (is_r) {
-            scale = v_mul(scale, load_scales(item.value, format, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity, item.count));
+            scale = v_mul(scale, load_scales(item.value + bucket.value_scales, item.count));
         }
         for (int h = 0; h < w.heads; ++h) {
             float *const weights = w.logits + static_cast<ptrdiff_t>(h) * row_logits + lanes * at;

@@ -213,7 +213,7 @@ static inline Vec v_butterfly(Vec x, int n) {
     return {_mm256_add_ps(a, b), _mm256_sub_ps(a, b)};
 }
 
-// Eight vectors to one: lane i is the result of x[i].
+// Eight registers to one: lane i is the result of x[i].
 template <__m256 (*op)(__m256, __m256)>
 static inline __m256 reduce8(const __m256 *x) {
     __m256 quad[2];
@@ -229,13 +229,14 @@ static inline __m256 reduce8(const __m256 *x) {
 static inline __m256 half_max(__m256 a, __m256 b) { return _mm256_max_ps(a, b); }
 static inline __m256 half_add(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
 
+// Sixteen vectors, one after the other in memory, to one: lane i is the largest of vector i, or its sum.
 template <__m256 (*op)(__m256, __m256)>
-static inline Vec reduce16_by(const Vec *x) {
+static inline Vec reduce16_by(const float *x) {
     __m256 half[16];
-    for (int i = 0; i < 16; ++i) half[i] = op(x[i].a, x[i].b);
+    for (int i = 0; i < 16; ++i) half[i] = op(_mm256_loadu_ps(x + 16 * i), _mm256_loadu_ps(x + 16 * i + 8));
     return {reduce8<op>(half), reduce8<op>(half + 8)};
 }
-static inline Vec v_reduce16_max(const Vec *x) { return reduce16_by<half_max>(x); }
-static inline Vec v_reduce16_add(const Vec *x) { return reduce16_by<half_add>(x); }
+static inline Vec v_reduce16_max(const float *x) { return reduce16_by<half_max>(x); }
+static inline Vec v_reduce16_add(const float *x) { return reduce16_by<half_add>(x); }
 
 } // namespace skerry

@@ -130,22 +130,21 @@ static inline Vec v_butterfly(Vec x, int n) {
     return x;
 }
 
-// Sixteen vectors to one: lane i is the largest of x[i], or their sum.
+// Sixteen vectors, one after the other in memory, to one: lane i is the largest of vector i, or its sum.
 template <Vec (*op)(Vec, Vec)>
-static inline Vec reduce16_by(const Vec *x) {
+static inline Vec reduce16_by(const float *x) {
     Vec quad[4];
     for (int i = 0; i < 4; ++i) {
-        const Vec *const y = x + 4 * i;
-        const Vec ab = op(_mm512_unpacklo_ps(y[0], y[1]), _mm512_unpackhi_ps(y[0], y[1]));
-        const Vec cd = op(_mm512_unpacklo_ps(y[2], y[3]), _mm512_unpackhi_ps(y[2], y[3]));
-        const __m512d a = _mm512_castps_pd(ab), c = _mm512_castps_pd(cd);
-        quad[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(a, c)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, c)));
+        const Vec a = v_load(x + 64 * i), b = v_load(x + 64 * i + 16), c = v_load(x + 64 * i + 32), d = v_load(x + 64 * i + 48);
+        const __m512d ab = _mm512_castps_pd(op(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
+        const __m512d cd = _mm512_castps_pd(op(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
+        quad[i] = op(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
     }
     const Vec low = op(_mm512_shuffle_f32x4(quad[0], quad[1], 0x88), _mm512_shuffle_f32x4(quad[0], quad[1], 0xdd));
     const Vec high = op(_mm512_shuffle_f32x4(quad[2], quad[3], 0x88), _mm512_shuffle_f32x4(quad[2], quad[3], 0xdd));
     return op(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
-static inline Vec v_reduce16_max(const Vec *x) { return reduce16_by<v_max>(x); }
-static inline Vec v_reduce16_add(const Vec *x) { return reduce16_by<v_add>(x); }
+static inline Vec v_reduce16_max(const float *x) { return reduce16_by<v_max>(x); }
+static inline Vec v_reduce16_add(const float *x) { return reduce16_by<v_add>(x); }
 
 } // namespace skerry

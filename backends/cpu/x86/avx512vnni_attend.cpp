@@ -205,9 +205,10 @@ void integer_bucket(const Work &w, const Bucket &bucket, float scale) {
             const Item &item = w.item[w.order[at + t]];
             keys[t] = item.key;
             ahead.part[t] = key_ahead(w, at + t, key_tiles_at_once);
-            const Vec token = load_scales(item.key, bucket.key_format, SKERRY_SIDE_KEY, w.key_dim, capacity, item.count);
-            fetch_line(ahead.part[t] + r_scale_offset(bucket.key_format, SKERRY_SIDE_KEY, w.key_dim, capacity));
-            factor[t] = v_mul(token, v_set1(scale));
+            factor[t] = v_mul(load_scales(item.key + bucket.key_scales, item.count), v_set1(scale));
+            fetch_line(ahead.part[t] + bucket.key_scales);
+            // All of them are read before the first values.
+            fetch_line(item.value + bucket.value_scales);
         }
         if (tiles == key_tiles_at_once) {
             integer_tiles<bits, key_tiles_at_once, is_whole>(w, keys, capacity, factor, at, ahead);
@@ -254,32 +255,29 @@ void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale
     float *const steps = w.weight_step + static_cast<ptrdiff_t>(head) * block_items;
     const float *const shrink = w.shrink + static_cast<ptrdiff_t>(head) * block_items;
     float excess = w.centre[head];
+    float x[lanes * lanes];
     for (int at = bucket.begin; at < bucket.end; at += lanes) {
         const int n = bucket.end - at < lanes ? bucket.end - at : lanes;
-        Vec x[lanes];
-        for (int i = 0; i < lanes; ++i) {
-            x[i] = v_zero();
-            if (i >= n) continue;
-            const Item &item = w.item[w.order[at + i]];
-            x[i] = v_mul(v_load(weights + lanes * (at + i)),
-                         load_scales(item.value, bucket.value_format, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity, item.count));
-        }
-        const Vec largest = v_max(v_reduce16_max(x), v_set1(0x1p-100f));
-        float inverse[lanes], step[lanes], total[lanes];
-        v_store(inverse, v_div(v_set1(top), largest));
-        const Vec piece = v_mul(v_mul(v_load_n(shrink + at, n), v_set1(exponent_scale)), v_mul(largest, v_set1(1.0f / top)));
-        v_store(step, piece);
         for (int i = 0; i < n; ++i) {
-            const IVec whole = v_to_i32(v_mul(x[i], v_set1(inverse[i])));
-            x[i] = i_to_f32(whole);
+            const Item &item = w.item[w.order[at + i]];
+            v_store(x + lanes * i, v_mul(v_load(weights + lanes * (at + i)), load_scales(item.value + bucket.value_scales, item.count)));
+        }
+        for (int i = n; i < lanes; ++i) v_store(x + lanes * i, v_zero());
+        const Vec largest = v_max(v_reduce16_max(x), v_set1(0x1p-100f));
+        float inverse[lanes], total[lanes];
+        v_store(inverse, v_div(v_set1(top), largest));
+        const Vec step = v_mul(v_mul(v_load_n(shrink + at, n), v_set1(exponent_scale)), v_mul(largest, v_set1(1.0f / top)));
+        v_store_n(steps + at, step, n);
+        for (int i = 0; i < n; ++i) {
+            const IVec whole = v_to_i32(v_mul(v_load(x + lanes * i), v_set1(inverse[i])));
+            v_store(x + lanes * i, i_to_f32(whole));
             const ptrdiff_t to = lanes * (at + i);
             const IVec upper = is_fine ? _mm512_srli_epi32(whole, 8) : whole;
             _mm_storeu_si128(reinterpret_cast<__m128i *>(bytes + to), _mm512_cvtepi32_epi8(upper));
             if (is_fine) _mm_storeu_si128(reinterpret_cast<__m128i *>(low_bytes + to), _mm512_cvtepi32_epi8(whole));
-            steps[at + i] = step[i];
         }
-        v_store(total, v_mul(v_reduce16_add(x), piece));
-        for (int i = 0; i < n; ++i) excess += centre * total[i];
+        v_store(total, v_mul(v_mul(v_reduce16_add(x), step), v_set1(centre)));
+        for (int i = 0; i < n; ++i) excess += total[i];
     }
     w.centre[head] = excess;
 }
