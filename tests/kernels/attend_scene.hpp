@@ -262,6 +262,19 @@ class Scene {
         }
     }
 
+    const std::vector<uint8_t *> &chunk_list() const { return chunk_pointers_; }
+
+    // Any of the records of these formats.
+    void copy_record(int32_t key_format, int32_t value_format, Random &choice, uint8_t *to, size_t bytes) const {
+        for (size_t at = static_cast<size_t>(choice.below(static_cast<int32_t>(tiles.size())));; at = (at + 1) % tiles.size()) {
+            const skerry_tile &tile = tiles[at];
+            if (tile.key_format != key_format || tile.value_format != value_format) continue;
+            const uint32_t shift = params.pool.chunk_shift;
+            std::memcpy(to, chunk_pointers_[tile.place >> shift] + size_t(tile.place & ((1u << shift) - 1u)) * 64, bytes);
+            return;
+        }
+    }
+
     bool guards_hold = true;
     static constexpr size_t guard = 64;
 
