@@ -234,9 +234,9 @@ TEST_CASE("plan and create: the description's own fields are checked") {
     one([](D &d) { d.max_step_tokens = -1; }, {SKERRY_SUBJECT_TOKENS, SKERRY_SUBJECT_ARGUMENT});
     one([](D &d) { d.staging_tokens = -1; }, {SKERRY_SUBJECT_TOKENS, SKERRY_SUBJECT_ARGUMENT});
     one([](D &d) { d.nonfinite = 7; }, {SKERRY_SUBJECT_VALUES, SKERRY_SUBJECT_ARGUMENT});
-    one([](D &d) { d.device_index = 3; }, {SKERRY_SUBJECT_BACKEND, SKERRY_SUBJECT_ARGUMENT});
+    one([](D &d) { d.device_index = 3; }, {SKERRY_SUBJECT_BACKEND}, SKERRY_ERROR_UNSUPPORTED);
     one([](D &d) { d.device_type = SKERRY_DEVICE_CUDA; }, {SKERRY_SUBJECT_BACKEND}, SKERRY_ERROR_UNSUPPORTED);
-    one([](D &d) { d.device_type = 99; }, {SKERRY_SUBJECT_BACKEND, SKERRY_SUBJECT_ARGUMENT}, SKERRY_ERROR_ARGUMENT);
+    one([](D &d) { d.device_type = 99; }, {SKERRY_SUBJECT_BACKEND}, SKERRY_ERROR_UNSUPPORTED);
     one([](D &d) { d.struct_size = 8; }, {SKERRY_SUBJECT_STRUCT}, SKERRY_ERROR_STRUCT_SIZE);
     one([](D &d) { d.struct_size = 5000; }, {SKERRY_SUBJECT_STRUCT}, SKERRY_ERROR_STRUCT_SIZE);
     const auto newer = longer(good, 1);
@@ -293,6 +293,7 @@ TEST_CASE("plan and create: policies are checked by name") {
             setup.policy = make<P>();
             setup.policy.kind = SKERRY_POLICY_QEVICT;
             setup.policy.fidelity = SKERRY_FIDELITY_PAPER;
+            setup.budget.length_tokens = 100;
             setup.cache.store_dtype = SKERRY_DTYPE_F16;
             for (Layer &layer : setup.layers)
                 layer.rotary_dims = 8;
@@ -336,17 +337,22 @@ TEST_CASE("plan and create: policies are checked by name") {
             p.window_tokens = 6;
             p.recent_tokens = 12;
         },
-        {SKERRY_SUBJECT_WINDOW}, SKERRY_ERROR_ARGUMENT, true);
+        {SKERRY_SUBJECT_WINDOW}, SKERRY_ERROR_UNSUPPORTED, true);
     one([](P &p) { p.recent_tokens = 12; }, {SKERRY_SUBJECT_RECENT}, SKERRY_ERROR_ARGUMENT, true);
 
     Setup no_rotary = plain();
+    no_rotary.budget.length_tokens = 100;
     no_rotary.policy = make<P>();
     no_rotary.policy.kind = SKERRY_POLICY_QEVICT;
     no_rotary.policy.fidelity = SKERRY_FIDELITY_PAPER;
     refuse(no_rotary.desc(), SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_ROTARY}, 0);
-    no_rotary.layers = layers_of(1, 1, 1, 6, 8);
+    no_rotary.layers = layers_of(1, 1, 1, 6, 6);
     no_rotary.layers[0].rotary_dims = 6;
-    refuse(no_rotary.desc(), SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_KEY_DIM, SKERRY_SUBJECT_FORMAT}, 0); // not divisible by 4
+    // Packed by four.
+    refuse(no_rotary.desc(), SKERRY_ERROR_UNSUPPORTED, {SKERRY_SUBJECT_KEY_DIM, SKERRY_SUBJECT_VALUE_DIM}, 0);
+    no_rotary.layers = layers_of(1, 1, 1, 8, 16);
+    no_rotary.layers[0].rotary_dims = 8;
+    refuse(no_rotary.desc(), SKERRY_ERROR_UNSUPPORTED, {SKERRY_SUBJECT_VALUE_DIM}, 0);
 }
 
 TEST_CASE("plan and create: a head without a factor of two has no rotated format, and says so (G6, P019, P020)") {
@@ -473,7 +479,7 @@ TEST_CASE("sequences: bad arguments are refused") {
     }
     guard.refused([&](E e) { return skerry_seq_truncate(cache, stream.seq, -1, e); }, SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_POSITION});
     guard.refused([&](E e) { return skerry_seq_can_truncate(cache, stream.seq, 3, -1, e); }, SKERRY_ERROR_ARGUMENT,
-                  {SKERRY_SUBJECT_TOKENS, SKERRY_SUBJECT_ARGUMENT});
+                  {SKERRY_SUBJECT_TOKENS, SKERRY_SUBJECT_POSITION});
     info.struct_size = 12;
     guard.refused([&](E e) { return skerry_seq_get_info(cache, stream.seq, &info, e); }, SKERRY_ERROR_STRUCT_SIZE, {SKERRY_SUBJECT_STRUCT});
     diagnostics.struct_size = 6000;

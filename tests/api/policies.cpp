@@ -81,9 +81,9 @@ std::vector<Run> runs() {
     }
     Setup r8 = small_setup(SKERRY_POLICY_QEVICT, layers);
     r8.policy.full_format = SKERRY_FORMAT_R8;
-    add("qevict with full windows in r8", r8, 0.5);
+    add("qevict with full windows in r8", r8, 0.1);
     Setup wide = small_setup(SKERRY_POLICY_QEVICT, layers_of(1, 1, 4, 80, 128));
-    add("qevict, d 80 and 128", wide);
+    add("qevict, d 80 and 128", wide, 0.1);
     Setup per_layer = small_setup(SKERRY_POLICY_QEVICT, layers);
     per_layer.policy.selection = SKERRY_SELECTION_PER_LAYER;
     add("qevict per layer", per_layer);
@@ -103,10 +103,10 @@ std::vector<Run> runs() {
     production.policy.kind = SKERRY_POLICY_QEVICT;
     production.cache.store_dtype = SKERRY_DTYPE_F16;
     add("qevict, defaults", production);
-    add("qevict as published", paper_setup(layers_of(2, 2, 4, 32, 16)), 0.35);
+    add("qevict as published", paper_setup(layers_of(2, 2, 4, 32, 32)), 0.35);
     Setup sliding = small_setup(SKERRY_POLICY_QEVICT, layers);
     sliding.layers[1].window = 40;
-    add("qevict with a sliding layer", sliding, 0.5);
+    add("qevict with a sliding layer", sliding, 0.15);
     return all;
 }
 
@@ -292,6 +292,7 @@ TEST_CASE("scores: without a limit a window's score is the mass that all queries
     for (int selection : {SKERRY_SELECTION_PER_HEAD, SKERRY_SELECTION_PER_LAYER}) {
         Setup setup = small_setup(SKERRY_POLICY_QEVICT, layers_of(2, 2, 4, 16, 8));
         setup.policy.score = SKERRY_SCORE_CUMULATIVE;
+        setup.policy.full_format = SKERRY_FORMAT_F32; // else windows that leave the recent region are rounded to R8
         setup.policy.selection = selection;
         const Cache cache = make_cache(context.get(), setup);
         Runner runner(cache.get(), setup.layers);
@@ -508,7 +509,7 @@ TEST_CASE("view: parts are the gathered tokens, where they lie") {
                     REQUIRE(i + static_cast<size_t>(part.tokens) <= seen.positions.size());
                     const bool raw = is_raw(part.key_format);
                     raw ? ++raw_parts : ++low_parts;
-                    if (!raw) CHECK(part.tier == SKERRY_TIER_QUANTISED);
+                    if (part.key_format != SKERRY_FORMAT_R8) CHECK((part.tier == SKERRY_TIER_QUANTISED) == !raw);
                     const auto number = [&](const void *from, size_t at, skerry_format format) {
                         if (format == SKERRY_FORMAT_F32) return static_cast<const float *>(from)[at];
                         return half_value(static_cast<const uint16_t *>(from)[at],
@@ -540,8 +541,10 @@ TEST_CASE("view: parts are the gathered tokens, where they lie") {
                       seen.tokens);
             }
         };
-        for (int i = 0; i < 60; ++i)
-            grow(runner, stream, i % 10 == 0 ? 3 : 2, options);
+        while (stream.length < 130) {
+            const int64_t event = info_of(cache.get(), stream.seq).next_event_position;
+            grow(runner, stream, static_cast<int32_t>(std::min<int64_t>(event - stream.length, 3)), options);
+        }
         CHECK(raw_parts > 0);
         CHECK(low_parts > 0);
     }
@@ -591,7 +594,9 @@ TEST_CASE("prompts shorter than any window or budget change nothing (P054)") {
             Stream a{make_seq(cache.get()), History(4), 0}, b{make_seq(full.get()), History(4), 0};
             grow(runner, a, length);
             grow(expected, b, length);
-            CHECK(runner.outs == expected.outs);
+            for (size_t k = 0; k < runner.outs[0].size(); ++k) {
+                CHECK(runner.outs[0][k] == doctest::Approx(expected.outs[0][k]).epsilon(1e-5).scale(1));
+            }
             const skerry_seq_info info = info_of(cache.get(), a.seq);
             CHECK(info.full_tokens == length);
             CHECK(info.quantised_tokens + info.evicted_tokens == 0);
