@@ -104,13 +104,24 @@ void set_staging(const CachePlan &plan, int32_t step_tokens, int32_t prompt_toke
         return;
     }
     q->staging_windows = static_cast<int32_t>(ceil_div(tokens, p.window) + 1);
-    if (p.prefill == SKERRY_PREFILL_SPLIT) {
-        const int64_t events = ceil_div(step_tokens, p.period);
-        const int64_t newcomers = ceil_div(p.period, p.window) + 1;
-        q->staging_records = static_cast<int32_t>(events * 2 * newcomers + 2);
-    } else {
-        q->staging_records = static_cast<int32_t>(2 * (ceil_div(step_tokens, p.period) + 1) * (ceil_div(p.period, p.window) + 1));
-    }
+}
+
+// Slots that hold what a step replaced until it is committed. An event takes in `newcomers` windows, each of which may push one window from the
+// full tier to records and one record out, and exchanges at most `exchanged` more.
+void set_undo_slots(const CachePlan &plan, int32_t step_tokens, LaneQuota *q) {
+    const PolicyConfig &p = plan.policy;
+    if (!p.routes()) return;
+    const int64_t newcomers = ceil_div(p.period, p.window) + 1;
+    const int64_t history = int64_t{q->full_windows} + q->quantised_windows;
+    const int64_t exchanged = p.kind != SKERRY_POLICY_QEVICT ? 0
+                              : p.paper()                    ? q->full_windows
+                                                             : std::max<int64_t>(2, ceil_div(history * p.max_moves_ppm, 1000000));
+    const int64_t events = ceil_div(step_tokens, p.period);
+    const int64_t replaced = events * (2 * newcomers + exchanged);
+    const int64_t slack = 2 * newcomers + 2; // within one event, records are made before the windows they come from are let go
+    if (p.quantises()) q->staging_records = static_cast<int32_t>(std::min<int64_t>(replaced, std::max(q->record_slots, 0)) + slack);
+    if (p.has_wide()) q->staging_wide = static_cast<int32_t>(std::min<int64_t>(replaced, q->full_windows) + slack);
+    if (!p.has_wide() && p.has_full_history()) q->staging_windows += static_cast<int32_t>(std::min<int64_t>(replaced, q->full_windows));
 }
 
 uint64_t floor_bytes(const CachePlan &plan, const LayerGeometry &layer) {
@@ -134,6 +145,15 @@ uint64_t lane_weight(const CachePlan &plan, const LayerGeometry &layer) {
         weight = mul(weight, static_cast<uint64_t>(tokens));
     }
     return weight;
+}
+
+// Windows that policy full holds for a sequence of `tokens`: a sliding window needs no more than it sees, and what a step adds.
+int64_t full_policy_windows(const CachePlan &plan, const LayerGeometry &layer, int64_t tokens) {
+    const PolicyConfig &p = plan.policy;
+    if (layer.sliding_window > 0) {
+        tokens = std::min<int64_t>(tokens, int64_t{layer.sliding_window} + plan.info.max_step_tokens + p.sinks + 2 * p.window);
+    }
+    return std::max<int64_t>(ceil_div(tokens - p.sinks, p.window), 1);
 }
 
 // A lane's part of a limit on one tier of a sequence.
@@ -285,7 +305,7 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
         };
         switch (policy.kind) {
         case SKERRY_POLICY_FULL:
-            full = static_cast<int64_t>(std::min<uint64_t>(bytes / c.open, many_windows)) + 1; // the floor has one
+            full = full_policy_windows(*this, layer, full_tokens);
             break;
         case SKERRY_POLICY_EVICT:
             full = fit(std::min(bytes, full_most), c.open);
@@ -327,6 +347,7 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
         q.table_entries = static_cast<int32_t>(q.sink_tiles + static_cast<int64_t>(q.protected_windows) * q.open_tiles + history);
     }
     q.staging_entries = q.staging_windows * q.open_tiles;
+    if (bounded) set_undo_slots(*this, info.max_step_tokens, &q);
     return q;
 }
 
@@ -532,10 +553,11 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
                                                                    (p.uses_epochs() ? 4 * static_cast<uint64_t>(layer.key_dim) + static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer) : 0)
                                                              : 0);
         const uint64_t staging = add(add(slots(q.staging_windows, q.open_slot_bytes), slots(q.staging_records, q.record_slot_bytes)),
-                                     add(slots(q.staging_records, q.wide_slot_bytes),
+                                     add(slots(q.staging_wide, q.wide_slot_bytes),
                                          static_cast<uint64_t>(q.staging_entries) * entry + undo));
         t.staging = add(t.staging, mul(lanes, staging));
-        const int64_t readable = p.sinks + p.recent + static_cast<int64_t>(q.full_windows + q.quantised_windows) * p.window;
+        const int64_t readable = p.kind == SKERRY_POLICY_FULL ? plan.full_tokens
+                                                              : p.sinks + p.recent + static_cast<int64_t>(q.full_windows + q.quantised_windows) * p.window;
         t.readable = std::min(t.readable, readable);
         t.full = std::min(t.full, q.full_windows);
         t.quantised = std::min(t.quantised, q.quantised_windows);
@@ -650,6 +672,30 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         } else {
             plan.history_bytes = plan.sequence_bytes - floor;
         }
+    }
+    if (over == SKERRY_OK && plan.bounded && p.kind == SKERRY_POLICY_FULL) {
+        // The longest sequence that every layer can hold.
+        const auto bytes_for = [&](int64_t tokens, uint64_t *bytes) -> Status {
+            *bytes = 0;
+            for (int32_t i = 0; i < desc.layer_count; ++i) {
+                LayerGeometry layer;
+                if (const Status status = read_layer(desc, i, &layer, error); status < 0) return status;
+                if (layer.source != i) continue;
+                const uint64_t windows = static_cast<uint64_t>(full_policy_windows(plan, layer, tokens) - 1); // the floor has one
+                *bytes = add(*bytes, mul(static_cast<uint64_t>(layer.kv_heads), mul(windows, costs(p, lane_shape(p, layer)).open)));
+            }
+            return SKERRY_OK;
+        };
+        int64_t low = 1;
+        int64_t high = limits::max_position;
+        while (low < high) {
+            const int64_t middle = low + (high - low + 1) / 2;
+            uint64_t bytes = 0;
+            if (const Status status = bytes_for(middle, &bytes); status < 0) return status;
+            if (bytes <= plan.history_bytes) low = middle;
+            else high = middle - 1;
+        }
+        plan.full_tokens = low;
     }
     Totals totals;
     if (p.paper()) {

@@ -67,7 +67,8 @@ struct LaneQuota {
     int32_t epochs = 0;
 
     int32_t staging_windows = 0; // tokens of steps in flight, or of a prompt being collected
-    int32_t staging_records = 0; // records made before the ones they replace may be freed
+    int32_t staging_records = 0; // what a step replaced, held until it is committed
+    int32_t staging_wide = 0;
     int32_t table_entries = 0;
     int32_t staging_entries = 0;
 
@@ -83,6 +84,7 @@ struct CachePlan {
     uint64_t history_weight = 0;  // sum over lanes of their weights
     uint64_t exact_bytes = 0;
     int64_t length_tokens = 0;
+    int64_t full_tokens = 0;      // policy full: longest sequence that the budget holds
     uint64_t full_limit = UINT64_MAX;
     uint64_t quantised_limit = UINT64_MAX;
     uint32_t beta_ppm = 0; // paper: the budget in force

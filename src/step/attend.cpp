@@ -64,7 +64,7 @@ struct AttendCall {
     bool has_lse;
     const float *sink_logits;
     bool scores;
-    int32_t largest_rows;
+    int64_t bad_queries;
 };
 
 uint64_t tile_bytes_read(const PolicyConfig &p, const LayerGeometry &layer, const skerry_tile &tile) {
@@ -152,7 +152,9 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             float *queries = reinterpret_cast<float *>(base + offsets.queries);
             for (int32_t r = 0; r < rows; ++r) {
                 for (int32_t g = 0; g < group; ++g) {
-                    read_row(call.queries, query_row + r, static_cast<int64_t>(h) * group + g, layer.key_dim, queries + (r * group + g) * layer.key_dim);
+                    float *row_queries = queries + (r * group + g) * layer.key_dim;
+                    read_row(call.queries, query_row + r, static_cast<int64_t>(h) * group + g, layer.key_dim, row_queries);
+                    if (call.bad_queries != 0) zero_unstorable(row_queries, layer.key_dim, SKERRY_DTYPE_F32);
                 }
             }
             decode_epochs(seq, seq->lane(layer.lane + h), layer, reinterpret_cast<skerry_epoch *>(base + offsets.epochs),
@@ -310,9 +312,9 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
     const int64_t query_shape[3] = {step->rows, layer.query_heads, layer.key_dim};
     const int64_t out_shape[3] = {step->rows, layer.query_heads, layer.value_dim};
     if (const Status status = check_tensor(*desc.queries, 3, query_shape, false, 1, "queries", error); status < 0) return status;
-    if (const Status status = check_tensor(*desc.out, 3, out_shape, false, 2, "out", error); status < 0) return status;
+    if (const Status status = check_output(*desc.out, 3, out_shape, false, 2, "out", error); status < 0) return status;
     if (desc.lse != nullptr) {
-        if (const Status status = check_tensor(*desc.lse, 2, query_shape, false, 3, "lse", error); status < 0) return status;
+        if (const Status status = check_output(*desc.lse, 2, query_shape, false, 3, "lse", error); status < 0) return status;
         if (desc.lse->dtype != SKERRY_DTYPE_F32) {
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_DTYPE, 3, desc.lse->dtype, SKERRY_DTYPE_F32, "lse.dtype is not f32");
         }
@@ -331,19 +333,19 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
     }
     for (int32_t r = 0; r < step->rows; ++r) {
         for (int32_t h = 0; h < layer.query_heads; ++h) {
-            if (count_unstorable(call.queries, r, h, layer.key_dim, SKERRY_DTYPE_F32) != 0) {
+            const int64_t bad = count_unstorable(call.queries, r, h, layer.key_dim, SKERRY_DTYPE_F32);
+            call.bad_queries += bad;
+            if (bad != 0 && cache->desc.nonfinite == SKERRY_NONFINITE_REFUSE) {
                 return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, r, 1, 0, "layer %d, token %d, head %d: queries are not finite", desc.layer,
                             r, h);
             }
         }
     }
-    if (!scores) {
-        if (const Status status = host_stops(step, desc.layer, error); status < 0) return status;
-    }
     call.params.pool = cache->pool.view();
     call.params.tiers = tiers;
     call.params.exact = (desc.flags & SKERRY_ATTEND_EXACT) != 0 || cache->plan.info.exact_attend != 0 ? 1 : 0;
 
+    step->counters.nonfinite_values += static_cast<uint64_t>(call.bad_queries);
     bool moved = false;
     const int32_t source = layer.source;
     for (const StepSequence &part : step->seqs) {
@@ -584,7 +586,6 @@ Status step_view(skerry_step *step, int32_t seq_index, int32_t index, int32_t he
     skerry_cache *cache = step->cache;
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, index, error); status < 0) return status;
-    if (const Status status = host_stops(step, index, error); status < 0) return status;
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
     Sequence *seq = step->seqs[static_cast<size_t>(seq_index)].seq;
     const Lane &lane = seq->lane(layer.lane + head);
@@ -615,7 +616,6 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     skerry_cache *cache = step->cache;
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, desc.layer, error); status < 0) return status;
-    if (const Status status = host_stops(step, desc.layer, error); status < 0) return status;
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(desc.layer)];
     Sequence *seq = step->seqs[static_cast<size_t>(desc.seq_index)].seq;
     const Lane &lane = seq->lane(layer.lane + desc.kv_head);
@@ -627,10 +627,10 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     const int64_t key_shape[2] = {0, layer.key_dim};
     const int64_t value_shape[2] = {0, layer.value_dim};
     if (desc.keys != nullptr) {
-        if (const Status status = check_tensor(*desc.keys, 2, key_shape, true, 1, "keys", error); status < 0) return status;
+        if (const Status status = check_output(*desc.keys, 2, key_shape, true, 1, "keys", error); status < 0) return status;
     }
     if (desc.values != nullptr) {
-        if (const Status status = check_tensor(*desc.values, 2, value_shape, true, 2, "values", error); status < 0) return status;
+        if (const Status status = check_output(*desc.values, 2, value_shape, true, 2, "values", error); status < 0) return status;
     }
     *tokens = total;
     if (!outputs) return SKERRY_OK;

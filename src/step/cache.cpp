@@ -76,11 +76,12 @@ SlotCounts lane_slots(const CachePlan &plan, const LaneQuota &q) {
     SlotCounts out;
     out.sink = q.sink_slot_bytes != 0 ? 1 : 0;
     out.open = static_cast<uint64_t>(q.open_slots() + (plan.policy.has_wide() ? 0 : q.full_windows));
-    out.wide = q.wide_slot_bytes != 0 ? static_cast<uint64_t>(q.full_windows + q.staging_records) : 0;
+    out.wide = q.wide_slot_bytes != 0 ? static_cast<uint64_t>(q.full_windows + q.staging_wide) : 0;
     out.record = q.record_slot_bytes != 0 ? static_cast<uint64_t>(q.record_slots + q.staging_records) : 0;
-    out.staging_bytes = static_cast<uint64_t>(q.staging_windows) * (q.open_slot_bytes + 2) +
+    out.staging_bytes = static_cast<uint64_t>(q.staging_windows) * (q.open_slot_bytes + slot_overhead_bytes) +
                         static_cast<uint64_t>(q.staging_records) *
-                            ((q.record_slot_bytes != 0 ? q.record_slot_bytes + 2 : 0) + (q.wide_slot_bytes != 0 ? q.wide_slot_bytes + 2 : 0));
+                            (q.record_slot_bytes != 0 ? q.record_slot_bytes + slot_overhead_bytes : 0) +
+                        static_cast<uint64_t>(q.staging_wide) * (q.wide_slot_bytes != 0 ? q.wide_slot_bytes + slot_overhead_bytes : 0);
     return out;
 }
 

@@ -148,7 +148,7 @@ void adopt_tables(skerry_cache *cache, Sequence *seq, NewTables &&made);
 Status cache_check(skerry_cache *cache, skerry_error *error);
 void cache_memory(skerry_cache *cache, skerry_memory_info *info);
 
-Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error);
+Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error, int32_t index = -1);
 // A closed sequence with tables of the present capacity. Throws std::bad_alloc.
 Sequence *sequence_make(skerry_cache *cache);
 Status sequence_create(skerry_cache *cache, skerry_seq *out, skerry_error *error);
@@ -187,6 +187,10 @@ void read_row(const TensorRows &rows, int64_t row, int64_t head, int32_t dim, fl
 void write_row(const TensorRows &rows, int64_t row, int64_t head, int32_t dim, const float *values);
 // Number of values that are not finite, or above what `store` can hold; the first one's place is written.
 int64_t count_unstorable(const TensorRows &rows, int64_t row, int64_t head, int32_t dim, skerry_dtype store);
+void zero_unstorable(float *row, int32_t dim, skerry_dtype store);
+// check_tensor, and for what is written: no zero strides.
+Status check_output(const skerry_tensor &tensor, int32_t rank, const int64_t *shape, bool at_least, int32_t argument, const char *what,
+                    skerry_error *error);
 Status check_tensor(const skerry_tensor &tensor, int32_t rank, const int64_t *shape, bool at_least, int32_t argument, const char *what,
                     skerry_error *error);
 

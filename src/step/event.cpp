@@ -363,6 +363,16 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
         }
     };
 
+    // Epochs are frozen while every tile of the list is still there.
+    const auto find_epoch = [&](int32_t window) {
+        if (p.uses_epochs()) e->epoch = epoch_of(event, &lane, window, e);
+    };
+    for_each_candidate([&](const WindowSpan &span, uint32_t c) {
+        const bool open = is_full_format(tiles[span.begin].key_format);
+        const bool coded = (e->targets[c] == WindowTier::quantised && e->candidates[c].tier != WindowTier::quantised && dormant[span.begin] == no_place) ||
+                           (e->targets[c] == WindowTier::full && p.has_wide() && (open || e->candidates[c].tier == WindowTier::quantised));
+        if (coded) find_epoch(span.window);
+    });
     // Drop first (qevict.md 4.1): live records never exceed their slots.
     int64_t records = 0;
     for_each_candidate([&](const WindowSpan &span, uint32_t c) {
@@ -396,9 +406,6 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
             --records;
         });
     }
-    const auto find_epoch = [&](int32_t window) {
-        if (p.uses_epochs()) e->epoch = epoch_of(event, &lane, window, e);
-    };
     // Demotions, and the step from the recent region into the full tier's own format.
     for_each_candidate([&](const WindowSpan &span, uint32_t c) {
         skerry_tile &tile = tiles[span.begin];

@@ -214,10 +214,10 @@ void sequence_reserve(skerry_cache *cache, Sequence *seq, uint32_t more) {
     adopt_tables(cache, seq, make_tables(cache, seq, capacities, epochs));
 }
 
-Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error) {
+Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error, int32_t index) {
     Sequence **found = cache->sequences.find(id.bits);
     if (found == nullptr) {
-        return fail(error, SKERRY_ERROR_STALE_ID, SKERRY_SUBJECT_SEQUENCE, -1, static_cast<int64_t>(id.bits), 0,
+        return fail(error, SKERRY_ERROR_STALE_ID, SKERRY_SUBJECT_SEQUENCE, index, static_cast<int64_t>(id.bits), 0,
                     "no sequence of this cache has the id %llu", static_cast<unsigned long long>(id.bits));
     }
     *out = *found;

@@ -119,7 +119,7 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
     int64_t rows = 0;
     for (int32_t i = 0; i < desc.seq_count; ++i) {
         Sequence *seq = nullptr;
-        if (const Status status = sequence_find(cache, desc.seqs[i], &seq, error); status < 0) return status;
+        if (const Status status = sequence_find(cache, desc.seqs[i], &seq, error, i); status < 0) return status;
         for (const StepSequence &other : step->seqs) {
             if (other.seq == seq) return wrong(error, SKERRY_SUBJECT_SEQUENCE, i, i, 0, "desc.seqs names a sequence twice, second place");
         }
@@ -294,11 +294,7 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
     const bool direct_keys = direct(key_rows);
     const bool direct_values = direct(value_rows);
     const auto clean = [&](float *row, int32_t dim) {
-        if (bad_values == 0) return;
-        const float largest = p.store_dtype == SKERRY_DTYPE_F16 ? 65519.996f : p.store_dtype == SKERRY_DTYPE_BF16 ? 3.3961776e38f : 3.4028235e38f;
-        for (int32_t c = 0; c < dim; ++c) {
-            if (!(row[c] <= largest && row[c] >= -largest)) row[c] = 0;
-        }
+        if (bad_values != 0) zero_unstorable(row, dim, p.store_dtype);
     };
     for (const StepSequence &part : step->seqs) {
         for (int32_t h = 0; h < layer.kv_heads; ++h) {

@@ -85,6 +85,24 @@ int64_t count_unstorable(const TensorRows &rows, int64_t row, int64_t head, int3
     return count;
 }
 
+void zero_unstorable(float *row, int32_t dim, skerry_dtype store) {
+    const float largest = largest_storable(store);
+    for (int32_t c = 0; c < dim; ++c) {
+        if (!(std::fabs(row[c]) <= largest)) row[c] = 0;
+    }
+}
+
+Status check_output(const skerry_tensor &tensor, int32_t rank, const int64_t *shape, bool at_least, int32_t argument, const char *what,
+                    skerry_error *error) {
+    if (const Status status = check_tensor(tensor, rank, shape, at_least, argument, what, error); status < 0) return status;
+    for (int32_t i = 0; i < rank; ++i) {
+        if (tensor.shape[i] > 1 && tensor.stride[i] == 0) {
+            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TENSOR, i, 0, 1, "%s.stride[%d] is 0: rows of an output would lie on each other", what, i);
+        }
+    }
+    return SKERRY_OK;
+}
+
 Status check_tensor(const skerry_tensor &tensor, int32_t rank, const int64_t *shape, bool at_least, int32_t argument, const char *what,
                     skerry_error *error) {
     if (tensor.data == nullptr) {
