@@ -340,6 +340,7 @@ bool sequence_can_truncate(const skerry_cache *cache, const Sequence *seq, int64
     if (length == 0) return true;
     const PolicyConfig &p = cache->policy();
     int64_t lowest = sequence_lowest_truncate(cache, seq);
+    if (ahead == 0) return length >= lowest;
     const int64_t end = seq->length + ahead;
     const int64_t next = sequence_next_event(cache, seq);
     const bool prompt_may_end = p.prefill == SKERRY_PREFILL_WHOLE && p.routes() && (seq->prefilling || seq->prompt_length < 0);

@@ -34,44 +34,44 @@ int32_t Pool::add_class(uint32_t slot_bytes) {
 }
 
 void Pool::grow(int32_t slot_class, uint64_t slots) {
+    if (slots == 0) return;
     Class &kind = classes_[static_cast<size_t>(slot_class)];
     const uint64_t per_chunk = chunk_bytes / kind.slot_bytes;
     const size_t before = chunks_.size();
+    const size_t after = before + static_cast<size_t>((slots + per_chunk - 1) / per_chunk);
+    // Everything is made beside what is there, and taken over at once.
+    Buffer<Chunk> chunks(*allocator_, Owner::context);
+    Buffer<uint8_t *> data(*allocator_, Owner::context);
+    chunks.reserve(after);
+    data.reserve(after);
+    chunks.append(chunks_.span());
+    data.append(chunk_data_.span());
     uint64_t left = slots;
-    try {
-        while (left > 0) {
-            const uint32_t here = static_cast<uint32_t>(std::min(left, per_chunk));
-            const size_t bytes = size_t{here} * kind.slot_bytes;
-            chunks_.push_back(Chunk{slot_class, here, 0, 0, nullptr, bytes});
-            try {
-                chunk_data_.push_back(nullptr);
-            } catch (...) {
-                chunks_.pop_back();
-                throw;
+    while (chunks.size() < after) {
+        const uint32_t here = static_cast<uint32_t>(std::min(left, per_chunk));
+        const size_t bytes = size_t{here} * kind.slot_bytes;
+        uint16_t *references = static_cast<uint16_t *>(allocator_->try_allocate(owner_, side_bytes(here)));
+        uint8_t *memory = static_cast<uint8_t *>(allocator_->try_allocate(owner_, bytes, chunk_alignment(bytes)));
+        if (references == nullptr || memory == nullptr) {
+            allocator_->release(owner_, references, side_bytes(here));
+            allocator_->release(owner_, memory, bytes, chunk_alignment(bytes));
+            for (size_t i = before; i < chunks.size(); ++i) {
+                allocator_->release(owner_, chunks[i].references, side_bytes(chunks[i].slots));
+                allocator_->release(owner_, data[i], chunks[i].bytes, chunk_alignment(chunks[i].bytes));
             }
-            uint16_t *references = static_cast<uint16_t *>(allocator_->allocate(owner_, side_bytes(here)));
-            uint8_t *memory = static_cast<uint8_t *>(allocator_->try_allocate(owner_, bytes, chunk_alignment(bytes)));
-            if (memory == nullptr) {
-                allocator_->release(owner_, references, side_bytes(here));
-                throw std::bad_alloc();
-            }
-            std::memset(references, 0, side_bytes(here));
-            // Touched here: a first touch costs microseconds per page, which no step should pay.
-            std::memset(memory, 0, bytes);
-            chunks_.back().references = references;
-            chunk_data_.back() = memory;
-            left -= here;
+            throw std::bad_alloc();
         }
-    } catch (...) {
-        while (chunks_.size() > before) {
-            free_chunk(chunks_.size() - 1);
-            chunks_.pop_back();
-            chunk_data_.pop_back();
-        }
-        throw;
+        std::memset(references, 0, side_bytes(here));
+        // Touched here: a first touch costs microseconds per page, which no step should pay.
+        std::memset(memory, 0, bytes);
+        chunks.push_back(Chunk{slot_class, here, 0, 0, references, bytes});
+        data.push_back(memory);
+        left -= here;
     }
+    chunks_.swap(chunks);
+    chunk_data_.swap(data);
     kind.slots += slots;
-    if (slots > 0) kind.first_free_chunk = std::min(kind.first_free_chunk, static_cast<int32_t>(before));
+    kind.first_free_chunk = std::min(kind.first_free_chunk, static_cast<int32_t>(before));
 }
 
 uint32_t Pool::place_of(int32_t slot_class, uint64_t index) const {
