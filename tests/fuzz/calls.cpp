@@ -14,6 +14,8 @@
 #include <skerry/skerry.h>
 #include <vector>
 
+FuzzTally fuzz_tally;
+
 namespace {
 
 void require(bool fine, const char *what, const char *detail = "") {
@@ -46,10 +48,20 @@ public:
     int32_t number(int32_t low, int32_t high) {
         static const int32_t odd[] = {0,   -1,   -2,    1,     3,         127,       128,           129,
                                       256, 4096, 65535, 65536, INT32_MAX, INT32_MIN, INT32_MAX - 1, 1 << 24};
-        if (one_in(24)) return odd[below(16)];
+        if (one_in(oddness)) return odd[below(16)];
         return low + static_cast<int32_t>(byte()) % (high - low + 1);
     }
-    float value() {
+    float value(bool odd = true) {
+        const float x = odd ? any_value() : (static_cast<float>(byte()) - 128.0f) / 40.0f;
+        // Squares of what is larger overflow a float: attention over such numbers has no meaning to be checked.
+        wild = wild || (std::isfinite(x) && std::fabs(x) > 1e15f);
+        return x;
+    }
+    bool wild = false;
+    int32_t oddness = 200; // one in so many numbers is from the list of edges
+
+private:
+    float any_value() {
         const uint8_t kind = byte();
         if (kind < 224) return (static_cast<float>(kind) - 112.0f) / 40.0f;
         static const float odd[] = {0.0f, -0.0f, 1e-30f, -1e-8f, 6e4f, -65504.0f, 1e30f, -3e38f};
@@ -62,7 +74,6 @@ public:
         return any;
     }
 
-private:
     const uint8_t *data_;
     size_t size_;
     size_t at_ = 0;
@@ -103,10 +114,9 @@ struct Program {
     skerry_error error = make<skerry_error>();
     std::vector<skerry_layer_desc> layers;
     std::vector<skerry_seq> seqs;
-    std::vector<skerry_seq> step_seqs;
     std::vector<int32_t> step_counts;
     int32_t step_rows = 0;
-    bool broken_loop = false;
+    uint32_t appended = 0; // layers of the open step
     std::vector<float> a, b, c;
 
     explicit Program(const uint8_t *data, size_t size) : in(data, size) {}
@@ -141,6 +151,9 @@ struct Program {
         const skerry_status status = what();
         host.left = -1;
         require(skerry_status_name(status)[0] == 'S', "status");
+        ++fuzz_tally.calls;
+        if (status >= 0) ++fuzz_tally.succeeded;
+        if (status == SKERRY_ERROR_OUT_OF_MEMORY) ++fuzz_tally.starved;
         if (status < 0) {
             require(error.status == status && error.message[0] != 0, "a failure without a reason");
             require(status != SKERRY_ERROR_INTERNAL, "internal:", error.message);
@@ -153,8 +166,9 @@ struct Program {
     skerry_tensor tensor(std::vector<float> &to, int64_t rows, int64_t heads, int64_t dim, bool fill) {
         to.assign(static_cast<size_t>(rows * heads * dim), 0);
         if (fill) {
+            const bool odd = in.one_in(6);
             for (float &x : to)
-                x = in.value();
+                x = in.value(odd);
         }
         skerry_tensor t{};
         t.data = to.data();
@@ -179,6 +193,7 @@ struct Program {
         context_desc.allocator = {&host, &Host::alloc, &Host::release};
         context_desc.cpu_disable = in.one_in(2) ? UINT32_MAX : 0;
         if (skerry_context_create(&context_desc, &context, &error) < 0) return false;
+        in.oddness = in.one_in(3) ? 60 : 250;
         const int32_t count = 1 + in.below(3);
         static const float frequencies[16] = {1, .5f, .25f, .125f, .1f, .05f, .02f, .01f, 1, 1, 1, 1, 1, 1, 1, 1};
         skerry_rotary_desc rotary = make<skerry_rotary_desc>();
@@ -188,8 +203,8 @@ struct Program {
             skerry_layer_desc layer = make<skerry_layer_desc>();
             layer.kv_heads = in.number(1, 2);
             layer.query_heads = layer.kv_heads <= 64 ? layer.kv_heads * in.number(1, 2) : in.number(1, 4);
-            layer.key_dim = paper ? 8 : in.number(1, 16);
-            layer.value_dim = paper ? 8 : in.number(1, 16);
+            layer.key_dim = paper ? 8 : in.one_in(4) ? in.number(1, 16) : 8;
+            layer.value_dim = paper ? 8 : in.one_in(4) ? in.number(1, 16) : 16;
             if (in.one_in(4)) layer.sliding_window = in.number(1, 40);
             if (in.one_in(6)) layer.softcap = in.value();
             if (in.one_in(6)) layer.scale = in.value();
@@ -221,11 +236,11 @@ struct Program {
         }
         policy.score = in.number(0, 5);
         policy.selection = in.number(0, 2);
-        static const skerry_format formats[] = {0, 8, 9, 10, 11, 16, 17, 2};
-        policy.key_format = formats[in.below(8)];
-        policy.value_format = in.one_in(3) ? formats[in.below(8)] : policy.key_format;
-        policy.full_format = in.one_in(4) ? formats[in.below(8)] : 0;
-        policy.value_group = in.one_in(5) ? in.number(1, 8) : 0;
+        static const skerry_format formats[] = {0, 16, 17, 16, 8, 9, 10, 11};
+        policy.key_format = formats[paper ? in.below(3) : in.below(8)];
+        policy.value_format = in.one_in(12) ? formats[in.below(8)] : policy.key_format;
+        policy.full_format = in.one_in(8) ? formats[in.below(8)] : 0;
+        policy.value_group = in.one_in(12) ? in.number(1, 8) : 0;
         policy.quantised_share_ppm = in.one_in(3) ? in.word() % 1000002u : 0;
         policy.hysteresis_ppm = in.one_in(3) ? 1000000 : 0;
         policy.max_moves_ppm = in.one_in(3) ? 1000000 : 0;
@@ -273,30 +288,32 @@ struct Program {
     }
 
     void begin() {
-        step_seqs.clear();
-        step_counts.clear();
-        step_rows = 0;
+        std::vector<skerry_seq> chosen;
+        std::vector<int32_t> counts;
         const int32_t parts = 1 + in.below(2);
         for (int32_t i = 0; i < parts; ++i) {
             const skerry_seq seq = any_seq();
             skerry_seq_info info = make<skerry_seq_info>();
             if (live(seq) && skerry_seq_get_info(cache, seq, &info, nullptr) == SKERRY_OK && info.length_tokens > 300) continue;
-            step_seqs.push_back(seq);
-            step_counts.push_back(in.one_in(2) ? 1 : in.number(1, 30));
+            chosen.push_back(seq);
+            counts.push_back(in.one_in(2) ? 1 : in.number(1, 30));
         }
-        if (step_seqs.empty()) return;
+        if (chosen.empty()) return;
         skerry_step_desc desc = make<skerry_step_desc>();
-        desc.seqs = step_seqs.data();
-        desc.token_counts = step_counts.data();
-        desc.seq_count = static_cast<int32_t>(step_seqs.size());
+        desc.seqs = chosen.data();
+        desc.token_counts = counts.data();
+        desc.seq_count = static_cast<int32_t>(chosen.size());
         desc.flags = in.one_in(4) ? 1u : in.one_in(30) ? 2u : 0u;
         const int64_t position = in.byte();
-        std::vector<int64_t> positions(step_seqs.size(), position);
+        std::vector<int64_t> positions(chosen.size(), position);
         if (in.one_in(12)) desc.positions = positions.data();
         skerry_step *made = nullptr;
         if (call([&] { return skerry_step_begin(cache, &desc, &made, &error); }) >= 0) {
             step = made;
-            for (int32_t count : step_counts)
+            appended = 0;
+            step_counts = counts;
+            step_rows = 0;
+            for (int32_t count : counts)
                 step_rows += count;
         } else {
             require(made == nullptr, "a step and a failure");
@@ -304,17 +321,25 @@ struct Program {
     }
 
     void in_step() {
-        const int32_t layer = in.number(0, static_cast<int32_t>(layers.size()) - 1);
-        const skerry_layer_desc &g = shape(std::clamp<int32_t>(layer, 0, static_cast<int32_t>(layers.size()) - 1));
-        const int32_t heads = query_heads(g);
-        switch (in.below(8)) {
-        case 0:
-        case 1: {
-            skerry_tensor keys = tensor(a, step_rows, g.kv_heads, g.key_dim, true);
-            skerry_tensor values = tensor(b, step_rows, g.kv_heads, value_dim(g), true);
-            (void)call([&] { return skerry_step_append(step, layer, &keys, &values, nullptr, &error); });
+        int32_t layer = in.number(0, static_cast<int32_t>(layers.size()) - 1);
+        int32_t action = in.below(9);
+        // Mostly in a useful order: what is still missing is appended before anything else.
+        for (int32_t i = 0; i < static_cast<int32_t>(layers.size()) && !in.one_in(8); ++i) {
+            if ((appended >> i & 1) != 0 || shape(i).flags != 0) continue;
+            layer = i;
+            action = 0;
             break;
         }
+        const skerry_layer_desc &g = shape(std::clamp<int32_t>(layer, 0, static_cast<int32_t>(layers.size()) - 1));
+        const int32_t heads = query_heads(g);
+        switch (action) {
+        case 0: {
+            skerry_tensor keys = tensor(a, step_rows, g.kv_heads, g.key_dim, true);
+            skerry_tensor values = tensor(b, step_rows, g.kv_heads, value_dim(g), true);
+            if (call([&] { return skerry_step_append(step, layer, &keys, &values, nullptr, &error); }) >= 0) appended |= 1u << layer;
+            break;
+        }
+        case 1:
         case 2:
         case 3: {
             skerry_tensor queries = tensor(a, step_rows, heads, g.key_dim, true);
@@ -326,9 +351,8 @@ struct Program {
             desc.flags = static_cast<uint32_t>(in.below(4));
             desc.tiers = in.one_in(4) ? static_cast<uint32_t>(in.below(16)) : 0u;
             if (call([&] { return skerry_step_attend(step, &desc, &error); }) >= 0) {
-                // 3e38 and its like may add up to an infinity; a NaN has no such excuse.
                 for (float x : b)
-                    require(!std::isnan(x), "an output is not a number");
+                    require(in.wild || std::isfinite(x), "an output is not finite");
             }
             break;
         }
@@ -388,6 +412,7 @@ struct Program {
                 step = nullptr;
                 check();
             } else if (call([&] { return skerry_step_commit(step, &error); }) >= 0) {
+                ++fuzz_tally.commits;
                 step = nullptr;
             }
             break;
@@ -409,6 +434,7 @@ struct Program {
             host.left = in.one_in(8) ? 0 : -1; // dropping needs no memory
             const skerry_status status = skerry_seq_drop(cache, seq, &error);
             host.left = -1;
+            if (status == SKERRY_ERROR_STATE && step != nullptr) break; // part of the open step
             require((status == SKERRY_OK) == known, "drop:", error.message);
             seqs.erase(std::remove_if(seqs.begin(), seqs.end(), [&](skerry_seq s) { return s.bits == seq.bits; }), seqs.end());
             check();
@@ -426,8 +452,8 @@ struct Program {
             const int64_t length = in.number(0, 255);
             const skerry_status can = skerry_seq_can_truncate(cache, seq, length, 0, nullptr);
             const skerry_status did = call([&] { return skerry_seq_truncate(cache, seq, length, &error); });
-            require(did == SKERRY_ERROR_OUT_OF_MEMORY || (can == SKERRY_OK) == (did == SKERRY_OK),
-                    "can_truncate was wrong:", error.message);
+            const bool elsewhere = did == SKERRY_ERROR_OUT_OF_MEMORY || did == SKERRY_ERROR_STATE;
+            require(elsewhere || (can == SKERRY_OK) == (did == SKERRY_OK), "can_truncate was wrong:", error.message);
             break;
         }
         case 5: {
@@ -454,7 +480,9 @@ struct Program {
     }
 
     void run() {
+        ++fuzz_tally.inputs;
         if (create()) {
+            ++fuzz_tally.caches;
             check();
             for (int calls = 0; calls < 400 && !in.done(); ++calls) {
                 step != nullptr && !in.one_in(16) ? in_step() : outside();

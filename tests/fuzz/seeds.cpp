@@ -3,6 +3,7 @@
 
 #include "calls.hpp"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,10 @@ std::vector<uint8_t> generated(uint64_t seed) {
     return bytes;
 }
 
+volatile unsigned long long current = 0;
+
+void name_seed(int) { std::fprintf(stderr, "in generated input %llu\n", current); }
+
 bool run_file(const char *name) {
     std::FILE *file = std::fopen(name, "rb");
     if (file == nullptr) return false;
@@ -45,13 +50,17 @@ int main(int argc, char **argv) {
     const unsigned long long from = argc == 3 ? std::strtoull(argv[1], &end, 10) : 0;
     if (argc == 3 && *end == 0) {
         const unsigned long long count = std::strtoull(argv[2], nullptr, 10);
+        std::signal(SIGABRT, name_seed);
+
         for (unsigned long long seed = from; seed < from + count; ++seed) {
-            std::fprintf(stderr, "\rseed %llu ", seed);
+            current = seed;
             const std::vector<uint8_t> bytes = generated(seed);
             LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
         }
-        std::fprintf(stderr, "\n");
-        return 0;
+        const FuzzTally &t = fuzz_tally;
+        std::printf("%llu inputs, %llu caches, %llu calls, %llu succeeded, %llu commits, %llu without memory\n", t.inputs, t.caches,
+                    t.calls, t.succeeded, t.commits, t.starved);
+        return t.caches * 4 >= t.inputs && t.succeeded * 3 >= t.calls && t.commits > 0 && t.starved > 0 ? 0 : 1;
     }
     for (int i = 1; i < argc; ++i) {
         if (!run_file(argv[i])) {

@@ -26,6 +26,7 @@ struct Sequence {
     History history;
     int64_t length = 0;
     bool prefilling = false;
+    int64_t moved = 0; // what lies below may have left the recent region before the sequence was cut
     // Tier of windows that moved, per lane; the others are full.
     std::vector<std::map<int32_t, skerry_tier>> tiers;
 };
@@ -173,11 +174,11 @@ struct World {
         expect(info.lowest_truncate >= 0 && info.lowest_truncate <= seq.length, "lowest_truncate");
         expect(info.next_event_position < 0 || info.next_event_position > seq.length || plan.prefill == SKERRY_PREFILL_WHOLE,
                "the next event is behind");
-        const int64_t sinks = plan.kind == SKERRY_POLICY_FULL ? 0 : plan.sink_tokens;
+        const int64_t sinks = plan.sink_tokens;
         const int64_t window = plan.window_tokens;
-        // The local zone as published counts whole windows, so that up to one window's tokens less one may be missing.
+        // The local zone as published is whole windows, the one of the token to come included.
         const int64_t recent = plan.kind == SKERRY_POLICY_FULL          ? seq.length
-                               : plan.fidelity == SKERRY_FIDELITY_PAPER ? plan.recent_tokens - window + 1
+                               : plan.fidelity == SKERRY_FIDELITY_PAPER ? plan.recent_tokens - window
                                                                         : plan.recent_tokens;
         uint64_t bytes = 0;
         int64_t tokens[3] = {0, 0, 0}, complete_from = 0;
@@ -205,9 +206,10 @@ struct World {
                     expect(evicted == (range.bytes == 0), "bytes of a range");
                     expect(std::isfinite(range.score) && range.score >= 0, "score");
                     // What a query can no longer see may be gone from a sliding layer.
-                    const int64_t visible = shape.window > 0 ? seq.length - shape.window : 0;
+                    const int64_t visible = shape.window > 0 ? seq.length - shape.window + 1 : 0;
                     if (!full && range.end > visible) {
-                        expect(range.end <= std::max(seq.length - recent, visible), "the recent region is not in full precision");
+                        expect(range.end <= std::max({seq.length - recent, visible, seq.moved}),
+                               "the recent region is not in full precision");
                         expect(range.begin >= sinks || range.begin < visible, "sinks are not in full precision");
                     }
                     const bool exact = full && (range.flags & SKERRY_RANGE_RECOVERED) == 0 && range.key_format <= SKERRY_FORMAT_BF16;
@@ -336,10 +338,20 @@ struct World {
 
     void run_step() {
         std::vector<std::pair<Sequence *, int32_t>> parts;
+        bool shared = false;
+        for (const Layer &layer : setup.layers)
+            shared = shared || layer.shared_with >= 0;
         for (Sequence &seq : seqs) {
             if (seqs.size() > 1 && rng.one_in(2)) continue;
             if (seq.length > 110) continue;
-            parts.push_back({&seq, rng.one_in(3) ? pick(1, setup.cache.max_step_tokens) : 1});
+            int64_t count = rng.one_in(3) ? pick(1, setup.cache.max_step_tokens) : 1;
+            if (shared) {
+                // A step over a layer that others read may not cross an event.
+                skerry_seq_info info = make<skerry_seq_info>();
+                expect(skerry_seq_get_info(cache.get(), seq.id, &info, &error) == SKERRY_OK, "get_info");
+                if (info.next_event_position > seq.length) count = std::min(count, info.next_event_position - seq.length);
+            }
+            parts.push_back({&seq, static_cast<int32_t>(count)});
         }
         if (parts.empty()) return;
         std::vector<skerry_seq> ids;
@@ -353,6 +365,14 @@ struct World {
             positions.push_back(seq->length);
             before.push_back(fingerprint(*seq));
             tokens += count;
+        }
+        // A host that attends itself, or looks, has to end its step where windows move.
+        bool crosses = false;
+        for (const auto &[seq, count] : parts) {
+            skerry_seq_info info = make<skerry_seq_info>();
+            expect(skerry_seq_get_info(cache.get(), seq->id, &info, &error) == SKERRY_OK, "get_info");
+            const bool inside = info.next_event_position > seq->length && info.next_event_position < seq->length + count;
+            crosses = crosses || inside;
         }
         skerry_step_desc desc = make<skerry_step_desc>();
         desc.flags = rng.one_in(4) ? uint32_t(SKERRY_STEP_PREFILL) : 0u;
@@ -379,7 +399,7 @@ struct World {
         }
         const bool abort = rng.one_in(5);
         const int stop = abort ? pick(0, static_cast<int32_t>(setup.layers.size())) : -1;
-        const int way = static_cast<int>(rng.below(6)); // 0: nothing, 1: observe, else attend
+        const int way = crosses ? 2 : static_cast<int>(rng.below(6)); // 0: nothing, 1: observe, else attend
         moves.clear();
         for (int layer = 0; layer < static_cast<int>(setup.layers.size()) && layer != stop; ++layer) {
             const Layer &shape = setup.layers[static_cast<size_t>(layer)];
@@ -395,7 +415,7 @@ struct World {
                     expect(skerry_step_append(step, layer, &keys, &values, nullptr, &error) == SKERRY_ERROR_STATE, "appended twice");
                 }
                 check_self();
-                if (rng.one_in(6)) {
+                if (!crosses && rng.one_in(6)) {
                     const int part = static_cast<int>(rng.below(static_cast<int64_t>(parts.size())));
                     const auto &[seq, count] = parts[static_cast<size_t>(part)];
                     ++operations;
@@ -476,8 +496,9 @@ struct World {
         memory();
     }
 
-    void forget_tail(Sequence &seq) {
-        const int64_t sinks = plan.kind == SKERRY_POLICY_FULL ? 0 : plan.sink_tokens;
+    void forget_tail(Sequence &seq, int64_t before) {
+        if (seq.length < before) seq.moved = std::min(seq.length, std::max(seq.moved, before));
+        const int64_t sinks = plan.sink_tokens;
         for (auto &told : seq.tiers) {
             while (!told.empty() && sinks + int64_t(told.rbegin()->first) * plan.window_tokens >= seq.length)
                 told.erase(std::prev(told.end()));
@@ -519,10 +540,11 @@ struct World {
             expect(fingerprint(seq) == before, "a fork changed its parent");
             if (status == SKERRY_OK) {
                 expect(legal && room, "a fork that should be refused");
+                const int64_t was = child.length;
                 child.length = target;
                 child.history.turn(target, rng.next());
                 if (target == 0) child.prefilling = false;
-                forget_tail(child);
+                forget_tail(child, was);
                 seqs.push_back(child);
             } else {
                 expect((!legal && status == SKERRY_ERROR_ARGUMENT) || (!room && status == SKERRY_ERROR_TIER_FULL), "fork: ", error.message);
@@ -540,10 +562,11 @@ struct World {
             const skerry_status status = skerry_seq_truncate(cache.get(), seq.id, target, &error);
             expect(legal == (status == SKERRY_OK), "truncate: ", error.message);
             if (status == SKERRY_OK) {
+                const int64_t was = seq.length;
                 seq.length = target;
                 seq.history.turn(target, rng.next());
                 if (target == 0) seq.prefilling = false;
-                forget_tail(seq);
+                forget_tail(seq, was);
             } else {
                 expect(fingerprint(seq) == before, "a refused truncation changed the sequence");
             }
@@ -560,9 +583,12 @@ struct World {
                 check_all(true);
                 expect(memory().budget_bytes == budget.bytes, "budget");
             } else {
-                // Tokens of a prompt that is being collected, and full caches, cannot be moved.
-                const bool stuck = plan.kind == SKERRY_POLICY_FULL || plan.prefill == SKERRY_PREFILL_WHOLE;
-                expect(status == SKERRY_ERROR_OVER_BUDGET && (budget.bytes < plan.minimum_bytes || stuck), "set_budget: ", error.message);
+                bool collecting = false;
+                for (const Sequence &one : seqs)
+                    collecting = collecting || one.prefilling;
+                const bool over =
+                    status == SKERRY_ERROR_OVER_BUDGET && (budget.bytes < plan.minimum_bytes || plan.kind == SKERRY_POLICY_FULL);
+                expect(over || (status == SKERRY_ERROR_STATE && collecting), "set_budget: ", error.message);
                 expect(memory().allocated_bytes == m.allocated_bytes, "a refused budget changed bytes");
                 check_all();
             }
@@ -593,7 +619,7 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
             here = world.operations;
             refused_steps += world.refused_steps;
         } catch (const Broken &broken) {
-            FAIL("kind ", kind, paper ? " as published, " : ", ", "seed ", full_seed, ": ", std::string(broken.what()));
+            FAIL("kind ", kind, std::string(paper ? " as published, " : ", "), "seed ", full_seed, ": ", std::string(broken.what()));
         }
         done += here;
     }
