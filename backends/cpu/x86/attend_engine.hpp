@@ -63,6 +63,7 @@ struct Bucket {
     int16_t begin, end; // in `order`
     // Bytes from the start of a record, and of the scales of R formats from the start of their part.
     ptrdiff_t values, key_scales, value_scales;
+    ptrdiff_t piece_values; // full formats: bytes of the values of 16 tokens
 };
 
 struct Work {
@@ -190,7 +191,10 @@ Bucket &bucket_of(Work &w, const skerry_tile &tile) {
     fresh.capacity = tile.capacity;
     fresh.head = fresh.tail = -1;
     fresh.values = static_cast<ptrdiff_t>(value_offset(tile.key_format, w.key_dim, tile.capacity));
-    fresh.key_scales = fresh.value_scales = 0;
+    fresh.key_scales = fresh.value_scales = fresh.piece_values = 0;
+    if (is_full_format(tile.value_format)) {
+        fresh.piece_values = static_cast<ptrdiff_t>(lanes * w.value_dim) * format_bits(tile.value_format) / 8;
+    }
     if (is_r_format(tile.key_format)) {
         fresh.key_scales = static_cast<ptrdiff_t>(r_scale_offset(tile.key_format, SKERRY_SIDE_KEY, w.key_dim, tile.capacity));
     }
@@ -218,7 +222,7 @@ void add_item(Work &w, const skerry_tile &tile, const uint8_t *record, int32_t i
     const int16_t at = static_cast<int16_t>(w.items++);
     Item &item = w.item[at];
     item.key = record;
-    item.value = record + bucket.values;
+    item.value = record + bucket.values + bucket.piece_values * sub;
     item.tile = index;
     item.first = first;
     item.next = -1;
@@ -365,13 +369,14 @@ Vec load_element_n(Element element, const uint8_t *at, int n) {
 
 ptrdiff_t element_bytes(Element element) { return element == element_f32 ? 4 : 2; }
 
-// rows x columns of a full part to f32 rows of `pad`.
-void unpack_full(Element element, const uint8_t *part, int rows, int columns, float *to, int pad) {
+// rows x columns of a full part, its rows `stride` elements apart, to f32 rows of `pad`.
+void unpack_full(Element element, const uint8_t *part, int rows, int columns, int stride, float *to, int pad) {
     const ptrdiff_t size = element_bytes(element);
     for (int r = 0; r < rows; ++r) {
+        const uint8_t *const row = part + size * (static_cast<ptrdiff_t>(r) * stride);
         for (int c = 0; c < columns; c += lanes) {
             const int n = columns - c < lanes ? columns - c : lanes;
-            v_store(to + static_cast<ptrdiff_t>(r) * pad + c, load_element_n(element, part + size * (static_cast<ptrdiff_t>(r) * columns + c), n));
+            v_store(to + static_cast<ptrdiff_t>(r) * pad + c, load_element_n(element, row + size * c, n));
         }
     }
 }
@@ -671,7 +676,9 @@ void float_keys(Work &w, const Bucket &bucket) {
             } else if (is_c_format(format)) {
                 unpack_c_keys(w, format, bucket.capacity, item, unpacked);
             } else if (!in_place) {
-                unpack_full(element_of(format), item.key, w.key_dim, bucket.capacity, unpacked, lanes);
+                const Element stored = element_of(format);
+                unpack_full(stored, item.key + element_bytes(stored) * lanes * item.sub, w.key_dim, item.count, bucket.capacity, unpacked,
+                            lanes);
             }
         }
         const float *const mean = is_r ? w.query_mean : nullptr;
@@ -854,7 +861,7 @@ void float_values(Work &w, const Bucket &bucket) {
         } else if (is_c_format(format)) {
             unpack_c_values(w, format, bucket.capacity, item, w.values);
         } else {
-            unpack_full(element_of(format), item.value, item.count, w.value_dim, w.values, w.value_pad);
+            unpack_full(element_of(format), item.value, item.count, w.value_dim, w.value_dim, w.values, w.value_pad);
         }
         const uint8_t *const values = reinterpret_cast<const uint8_t *>(w.values);
         value_tile<element_f32>(w, item, at, values, 4 * static_cast<ptrdiff_t>(w.value_pad), out, values);

@@ -15,6 +15,7 @@ namespace skerry {
 namespace {
 
 constexpr int key_tiles_at_once = 4;
+constexpr int fetch_distance = 8; // pieces: some 500 ns of work, a few trips to memory
 
 // The intrinsic makes g++ 12 copy every accumulator once per step.
 inline void dot_bytes(IVec &sum, IVec unsigned_bytes, IVec signed_bytes) {
@@ -204,7 +205,7 @@ void integer_bucket(const Work &w, const Bucket &bucket, float scale) {
         for (int t = 0; t < tiles; ++t) {
             const Item &item = w.item[w.order[at + t]];
             keys[t] = item.key;
-            ahead.part[t] = key_ahead(w, at + t, key_tiles_at_once);
+            ahead.part[t] = key_ahead(w, at + t, fetch_distance);
             factor[t] = v_mul(load_scales(item.key + bucket.key_scales, item.count), v_set1(scale));
             fetch_line(ahead.part[t] + bucket.key_scales);
             // All of them are read before the first values.
@@ -312,16 +313,10 @@ void join_value_bits(IVec (&codes)[4], IVec high) {
     join_value_bit<3>(codes, high);
 }
 
-struct ValuePlanes {
-    const uint8_t *low;
-    const uint8_t *high;
-    int quads;
-};
-
 // The 1-bit plane has 128 channels per line. The second 64 of them are its upper four bits; a plane that ends with 64 channels has
 // bit k of lane i for channel 8 k + i instead, of which even k belong to lanes below 8 of the 2-bit plane, odd ones to those above.
-IVec load_high_bits(const ValuePlanes &planes, int block, int blocks, int quad) {
-    const uint8_t *const line = planes.high + 64 * static_cast<ptrdiff_t>(block / 2) * planes.quads;
+IVec load_high_bits(const uint8_t *high, int quads, int block, int blocks, int quad) {
+    const uint8_t *const line = high + 64 * static_cast<ptrdiff_t>(block / 2) * quads;
     if ((block | 1) < blocks) {
         const IVec bits = _mm512_loadu_si512(line + 64 * quad);
         return (block & 1) == 0 ? bits : _mm512_srli_epi32(bits, 4);
@@ -334,68 +329,103 @@ IVec load_high_bits(const ValuePlanes &planes, int block, int blocks, int quad) 
     return _mm512_or_si512(_mm512_or_si512(a, b), _mm512_or_si512(c, d));
 }
 
-template <int bits, int heads, bool is_fine>
-void integer_value_chunk(const Work &w, const ValuePlanes &planes, int at, int head, const uint8_t *ahead) {
+struct ValueRun {
+    int begin, end; // in `order`
+    int block, blocks, quads;
+    ptrdiff_t high; // offset of the 1-bit plane
+    ptrdiff_t fetched; // bytes of the pieces to come that are fetched
+};
+
+// One block of channels for some heads, over a few pieces: the output stays in registers.
+template <int bits, int heads, bool is_fine, bool is_whole>
+void integer_value_run(const Work &w, const ValueRun &run, int head) {
     constexpr int fields = bits == 8 ? 1 : bits == 4 ? 2 : 4, channels = lanes * fields, parts = is_fine ? 2 : 1;
-    const int blocks = w.value_dim / channels;
-    const uint8_t *const bytes = w.weight_bytes + static_cast<ptrdiff_t>(head) * row_logits + lanes * at;
+    // What the place of a field in its byte multiplies.
+    constexpr float place[4] = {1.0f, fields == 4 ? 4.0f : 1.0f, 16.0f, 16.0f};
+    const uint8_t *const bytes = w.weight_bytes + static_cast<ptrdiff_t>(head) * row_logits;
+    const float *const steps = w.weight_step + static_cast<ptrdiff_t>(head) * block_items;
     const ptrdiff_t low = static_cast<ptrdiff_t>(w.heads) * row_logits;
-    for (int block = 0; block < blocks; ++block) {
+    float *const out = w.rotated + static_cast<ptrdiff_t>(head) * w.value_pad + channels * run.block;
+    Vec total[heads][fields];
+    for (int h = 0; h < heads; ++h) {
+        for (int j = 0; j < fields; ++j) total[h][j] = v_mul(v_load(out + h * static_cast<ptrdiff_t>(w.value_pad) + lanes * j), v_set1(place[j]));
+    }
+    for (int at = run.begin; at < run.end; ++at) {
+        const uint8_t *const values = w.item[w.order[at]].value;
+        if (run.fetched != 0) {
+            const uint8_t *const ahead = value_ahead(w, at, fetch_distance);
+            for (ptrdiff_t i = 0; i < run.fetched; i += 64) fetch_line(ahead + i);
+        }
         IVec sum[parts][heads][fields];
         for (int p = 0; p < parts; ++p) {
             for (int h = 0; h < heads; ++h) {
                 for (int j = 0; j < fields; ++j) sum[p][h][j] = _mm512_setzero_si512();
             }
         }
-        for (int quad = 0; quad < planes.quads; ++quad) {
-            const ptrdiff_t offset = 64 * (static_cast<ptrdiff_t>(block) * planes.quads + quad);
+        const int quads = is_whole ? lanes / 4 : run.quads;
+        const uint8_t *const line = values + 64 * static_cast<ptrdiff_t>(run.block * quads);
+        const uint8_t *const weight_at = bytes + lanes * at;
+#pragma GCC unroll 4
+        for (int quad = 0; quad < quads; ++quad) {
             IVec codes[fields];
-            value_codes<bits, fields>(_mm512_loadu_si512(planes.low + offset), codes);
-            if constexpr (bits == 3) join_value_bits(codes, load_high_bits(planes, block, blocks, quad));
-            if (ahead != nullptr) {
-                fetch_line(ahead + offset);
-                if (bits == 3 && (block & 1) == 0) fetch_line(ahead + (planes.high - planes.low) + offset / 2);
-            }
+            value_codes<bits, fields>(_mm512_loadu_si512(line + 64 * quad), codes);
+            if constexpr (bits == 3) join_value_bits(codes, load_high_bits(values + run.high, quads, run.block, run.blocks, quad));
             for (int p = 0; p < parts; ++p) {
                 for (int h = 0; h < heads; ++h) {
-                    const IVec weight = broadcast_word(bytes + p * low + h * row_logits + 4 * quad);
+                    const IVec weight = broadcast_word(weight_at + p * low + h * row_logits + 4 * quad);
                     for (int j = 0; j < fields; ++j) dot_bytes(sum[p][h][j], weight, codes[j]);
                 }
             }
         }
         for (int h = 0; h < heads; ++h) {
-            const Vec step = v_set1(w.weight_step[static_cast<ptrdiff_t>(head + h) * block_items + at]);
-            float *const out = w.rotated + static_cast<ptrdiff_t>(head + h) * w.value_pad + channels * block;
+            const Vec step = v_set1(steps[h * block_items + at]);
             for (int j = 0; j < fields; ++j) {
-                const Vec unit = fields < 4 || j == 0 ? step : v_mul(step, v_set1(j == 1 ? 0.25f : 0.0625f));
                 Vec x = i_to_f32(sum[0][h][j]);
                 if constexpr (is_fine) x = v_fma(x, v_set1(256.0f), i_to_f32(sum[parts - 1][h][j]));
-                v_store(out + lanes * j, v_fma(x, unit, v_load(out + lanes * j)));
+                total[h][j] = v_fma(x, step, total[h][j]);
             }
         }
+    }
+    for (int h = 0; h < heads; ++h) {
+        for (int j = 0; j < fields; ++j) {
+            v_store(out + h * static_cast<ptrdiff_t>(w.value_pad) + lanes * j, v_mul(total[h][j], v_set1(1.0f / place[j])));
+        }
+    }
+}
+
+template <int bits, bool is_fine, bool is_whole>
+void integer_value_heads(const Work &w, const ValueRun &run, int head) {
+    if (w.heads - head >= 2) {
+        integer_value_run<bits, 2, is_fine, is_whole>(w, run, head);
+    } else {
+        integer_value_run<bits, 1, is_fine, is_whole>(w, run, head);
     }
 }
 
 template <int bits, bool is_fine>
 void integer_value_bucket(Work &w, const Bucket &bucket) {
+    constexpr int channels = lanes * (bits == 8 ? 1 : bits == 4 ? 2 : 4);
+    constexpr int run_items = 16; // stay in the first-level cache from one block to the next
     const skerry_format format = bucket.value_format;
     const float exponent_scale = w.task->epochs[bucket.epoch].value_exponent_scale;
     // r8 codes lose 128 to become signed, and 0.5 of their level with it.
     const float centre = bits == 8 ? -0.5f : centre_of(format);
     for (int h = 0; h < w.heads; ++h) split_weights<is_fine>(w, bucket, h, exponent_scale, centre);
-    const size_t high = bits == 3 ? r_plane_bytes(2, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity) : 0;
-    for (int at = bucket.begin; at < bucket.end; ++at) {
-        const uint8_t *const values = w.item[w.order[at]].value;
-        const ValuePlanes planes{values, values + high, (bucket.capacity + 3) / 4};
-        const uint8_t *ahead = value_ahead(w, at, key_tiles_at_once);
-        for (int head = 0; head < w.heads; head += 4) {
-            switch (w.heads - head) {
-            default: integer_value_chunk<bits, 4, is_fine>(w, planes, at, head, ahead); break;
-            case 3: integer_value_chunk<bits, 3, is_fine>(w, planes, at, head, ahead); break;
-            case 2: integer_value_chunk<bits, 2, is_fine>(w, planes, at, head, ahead); break;
-            case 1: integer_value_chunk<bits, 1, is_fine>(w, planes, at, head, ahead); break;
+    ValueRun run;
+    run.blocks = w.value_dim / channels;
+    run.quads = (bucket.capacity + 3) / 4;
+    run.high = bits == 3 ? static_cast<ptrdiff_t>(r_plane_bytes(2, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity)) : 0;
+    for (run.begin = bucket.begin; run.begin < bucket.end; run.begin = run.end) {
+        run.end = run.begin + run_items < bucket.end ? run.begin + run_items : bucket.end;
+        for (int head = 0; head < w.heads; head += 2) {
+            for (run.block = 0; run.block < run.blocks; ++run.block) {
+                run.fetched = head == 0 && run.block == 0 ? bucket.value_scales : 0;
+                if (bucket.capacity == lanes) {
+                    integer_value_heads<bits, is_fine, true>(w, run, head);
+                } else {
+                    integer_value_heads<bits, is_fine, false>(w, run, head);
+                }
             }
-            ahead = nullptr;
         }
     }
 }
