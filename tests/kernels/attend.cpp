@@ -33,7 +33,7 @@ TileSpec random_tile(Random &random, skerry_format key_format, skerry_format val
     tile.value_format = value_format;
     tile.capacity = skerry::is_c_format(key_format) ? random.pick<int32_t>({8, 16, 20, 64, 128})
                                                     : random.pick<int32_t>({16, 16, 16, 8, 4, 5, 1});
-    // C records are full but for the last; a layout of 4 tokens per byte has no others.
+    if (skerry::is_full_format(key_format) && skerry::is_full_format(value_format) && random.below(6) == 0) tile.capacity = 40;
     tile.count = random.below(4) == 0 ? 1 + random.below(tile.capacity) : tile.capacity;
     tile.gap = random.below(8) == 0 ? random.below(40) : 0;
     tile.tier = skerry::is_full_format(key_format) ? uint8_t(SKERRY_TIER_FULL) : uint8_t(SKERRY_TIER_QUANTISED);
