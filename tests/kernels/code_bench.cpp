@@ -1,5 +1,5 @@
-// Times of append, encode and decode at every level of this machine: 64 tokens of one KV head, keys and values, rows and parts in
-// cache. Best of many runs, in microseconds.
+// Times of append, encode and decode at every level of this machine: 64 tokens of one KV head, keys and
+// values, rows and parts in cache. Best of many runs, in microseconds.
 //
 //     code_bench [DIM]
 

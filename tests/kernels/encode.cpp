@@ -281,3 +281,60 @@ TEST_CASE_TEMPLATE("encode: C keys are un-rotated before coding and rotated afte
         CHECK(relative_error(rows.data(), decoded.floats(), rows.size()) < 1e-3);
     }
 }
+
+TEST_CASE_TEMPLATE("encode: C formats follow the reference at the edges, and decode alike", T, SKERRY_TEST_C_PARTS) {
+    const float edges[] = {0.0f,   -0.0f, 1.0f,     -1.0f,     65504.0f, -65504.0f, 70000.0f, 1e30f, -1e30f, 3e38f,
+                           -3e38f, 1e-8f, 0x1p-25f, 0x1p-149f, 1e-40f,   2.5f,      0.5f,     1.5f,  3.5f,   -7.25f};
+    const skerry_kernels *const reference = cpu_kernels(0);
+    for (const skerry_dtype grid : {SKERRY_DTYPE_F16, SKERRY_DTYPE_BF16}) {
+        for (const int32_t group : {0, 16, 32}) {
+            for (int32_t mix = 0; mix < 24; ++mix) {
+                const int32_t dim = mix % 2 == 0 ? 64 : 96, count = mix % 3 == 0 ? 8 : 13;
+                Setting setting(T::format, T::side, dim, mix % 4 == 0 ? count : count + 3, count);
+                setting.params.grid_dtype = grid;
+                setting.params.value_group = group;
+                std::vector<float> rows = normals(static_cast<uint64_t>(mix), setting.elements(), mix < 4 ? 1e-3f : 3.0f);
+                Numbers numbers(static_cast<uint64_t>(mix) + 70);
+                for (float &number : rows) {
+                    const uint32_t dice = numbers.bits() % 64;
+                    if (mix >= 16 && dice < std::size(edges)) number = edges[dice];
+                    if (mix >= 8 && mix < 12) number = edges[(dice + static_cast<uint32_t>(mix)) % 2];
+                    if (mix >= 12 && mix < 16) number = std::nearbyint(number);
+                }
+                // Whole groups of one number.
+                if (mix % 5 == 0) std::fill(rows.begin(), rows.begin() + dim, 4.0f);
+                const Guarded expected = encode(reference, setting, rows.data());
+                const Guarded decoded = decode(reference, setting, expected.data());
+                for (const skerry_kernels *kernels : levels()) {
+                    const std::string what = describe(kernels, setting) + " mix " + std::to_string(mix) + " group " + std::to_string(group);
+                    CAPTURE(what);
+                    REQUIRE(encode(kernels, setting, rows.data()) == expected);
+                    REQUIRE(decode(kernels, setting, expected.data()) == decoded);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE_TEMPLATE("encode: C keys with a rotary embedding are the same on every level", T, code_case::C2Keys, code_case::C4Keys) {
+    std::vector<float> frequencies(16);
+    for (size_t i = 0; i < frequencies.size(); ++i)
+        frequencies[i] = 1.0f / static_cast<float>(1 + i * i);
+    for (const skerry_rotary_pairing pairing : {SKERRY_ROTARY_HALF, SKERRY_ROTARY_INTERLEAVED}) {
+        for (const int32_t count : {1, 8, 31}) {
+            Setting setting(T::format, T::side, 48, 32, count);
+            setting.params.inverse_frequencies = frequencies.data();
+            setting.params.rotary_dims = 32;
+            setting.params.rotary_pairing = pairing;
+            setting.params.position = 77;
+            const std::vector<float> rows = normals(19, setting.elements());
+            const Guarded expected = encode(cpu_kernels(0), setting, rows.data());
+            const Guarded decoded = decode(cpu_kernels(0), setting, expected.data());
+            for (const skerry_kernels *kernels : levels()) {
+                CAPTURE(kernels->name);
+                REQUIRE(encode(kernels, setting, rows.data()) == expected);
+                REQUIRE(decode(kernels, setting, expected.data()) == decoded);
+            }
+        }
+    }
+}

@@ -59,15 +59,7 @@ void decode_channel_keys(const skerry_code_params &params, const uint8_t *part, 
         const ChannelGrid grid{load_half(scales, c), load_half(scales, dim + c)};
         channel_decode_group(part + c * row_bytes, count, bits, grid_type(params), grid, rows + c, dim);
     }
-    if (params.inverse_frequencies == nullptr) return;
-    const RotaryGeometry geometry{static_cast<uint32_t>(params.rotary_dims),
-                                  params.rotary_pairing == SKERRY_ROTARY_INTERLEAVED ? RotaryPairing::interleaved
-                                                                                     : RotaryPairing::half_split,
-                                  params.attention_factor, params.inverse_frequencies};
-    for (size_t t = 0; t < count; ++t) {
-        rotary_table(geometry, static_cast<uint64_t>(params.position) + t, scratch);
-        rotary_rotate(geometry, scratch, rows + t * dim);
-    }
+    rotate_channel_rows(&params, rows, scratch);
 }
 
 void decode_channel_values(const skerry_code_params &params, const uint8_t *part, float *rows, float *scratch) {
@@ -95,6 +87,18 @@ void decode_channel_values(const skerry_code_params &params, const uint8_t *part
 }
 
 } // namespace
+
+void rotate_channel_rows(const skerry_code_params *params, float *rows, float *scratch) {
+    if (params->side != SKERRY_SIDE_KEY || params->inverse_frequencies == nullptr) return;
+    const bool is_interleaved = params->rotary_pairing == SKERRY_ROTARY_INTERLEAVED;
+    const RotaryGeometry geometry{static_cast<uint32_t>(params->rotary_dims),
+                                  is_interleaved ? RotaryPairing::interleaved : RotaryPairing::half_split, params->attention_factor,
+                                  params->inverse_frequencies};
+    for (size_t t = 0; t < static_cast<size_t>(params->count); ++t) {
+        rotary_table(geometry, static_cast<uint64_t>(params->position) + t, scratch);
+        rotary_rotate(geometry, scratch, rows + t * static_cast<size_t>(params->dim));
+    }
+}
 
 void decode(const skerry_code_params *params, const void *part, float *rows, void *scratch) {
     const uint8_t *const in = static_cast<const uint8_t *>(part);

@@ -107,25 +107,11 @@ void encode_row(const skerry_code_params &params, const float *row, int32_t toke
 
 GridType grid_type(const skerry_code_params &params) { return params.grid_dtype == SKERRY_DTYPE_BF16 ? GridType::bf16 : GridType::f16; }
 
-// Keys lose their rotary embedding first, so that a channel is smooth over the tokens of its grid.
 void encode_channel_keys(const skerry_code_params &params, const float *rows, uint8_t *part, float *scratch) {
     const size_t dim = static_cast<size_t>(params.dim), count = static_cast<size_t>(params.count);
     const uint32_t bits = static_cast<uint32_t>(format_bits(params.format));
     const size_t row_bytes = (static_cast<size_t>(params.capacity) * bits + 7) / 8;
-    const float *source = rows;
-    if (params.inverse_frequencies != nullptr) {
-        const RotaryGeometry geometry{static_cast<uint32_t>(params.rotary_dims),
-                                      params.rotary_pairing == SKERRY_ROTARY_INTERLEAVED ? RotaryPairing::interleaved
-                                                                                         : RotaryPairing::half_split,
-                                      params.attention_factor, params.inverse_frequencies};
-        float *const table = scratch + dim * count;
-        std::memcpy(scratch, rows, dim * count * sizeof(float));
-        for (size_t t = 0; t < count; ++t) {
-            rotary_table(geometry, static_cast<uint64_t>(params.position) + t, table);
-            rotary_unrotate(geometry, table, scratch + t * dim);
-        }
-        source = scratch;
-    }
+    const float *const source = channel_rows(&params, rows, scratch);
     uint8_t *const scales = part + c_code_bytes(params.format, params.side, params.dim, params.capacity);
     for (size_t c = 0; c < dim; ++c) {
         const ChannelGrid grid = channel_encode_group(source + c, dim, count, bits, grid_type(params), part + c * row_bytes);
@@ -161,6 +147,22 @@ void encode_channel_values(const skerry_code_params &params, const float *rows, 
 }
 
 } // namespace
+
+const float *channel_rows(const skerry_code_params *params, const float *rows, float *scratch) {
+    if (params->side != SKERRY_SIDE_KEY || params->inverse_frequencies == nullptr) return rows;
+    const size_t dim = static_cast<size_t>(params->dim), count = static_cast<size_t>(params->count);
+    const bool is_interleaved = params->rotary_pairing == SKERRY_ROTARY_INTERLEAVED;
+    const RotaryGeometry geometry{static_cast<uint32_t>(params->rotary_dims),
+                                  is_interleaved ? RotaryPairing::interleaved : RotaryPairing::half_split, params->attention_factor,
+                                  params->inverse_frequencies};
+    float *const table = scratch + dim * count;
+    std::memcpy(scratch, rows, dim * count * sizeof(float));
+    for (size_t t = 0; t < count; ++t) {
+        rotary_table(geometry, static_cast<uint64_t>(params->position) + t, table);
+        rotary_unrotate(geometry, table, scratch + t * dim);
+    }
+    return scratch;
+}
 
 void encode(const skerry_code_params *params, const float *rows, void *part, void *scratch) {
     uint8_t *const out = static_cast<uint8_t *>(part);

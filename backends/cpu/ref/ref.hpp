@@ -21,4 +21,9 @@ size_t attend_scratch_bytes(const skerry_attend_params *params, int32_t rows, in
 void merge(int32_t parts, int32_t heads, int32_t group, int32_t value_dim, const float *out, int64_t out_stride, const float *max,
            const float *sum, int64_t head_stride, const float *sink_logits, float *merged, float *lse);
 
+// Keys of C formats lose their rotary embedding before they are coded, so that a channel is smooth over the tokens of its grid:
+// `rows` itself where there is nothing to undo, else a copy in `scratch`. And back, in place.
+const float *channel_rows(const skerry_code_params *params, const float *rows, float *scratch);
+void rotate_channel_rows(const skerry_code_params *params, float *rows, float *scratch);
+
 } // namespace skerry::ref

@@ -78,8 +78,39 @@ inline Ints key_codes(const uint8_t *plane, int32_t capacity, int32_t token, int
     }
 }
 
+inline Floats least(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+inline Floats greatest(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+
+inline Floats load_halves(bool is_bf16, const uint8_t *at) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(at));
+    return is_bf16 ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16)) : _mm256_cvtph_ps(halves);
+}
+
+// Codes of consecutive channels that lie next to each other.
+inline Ints load_run(const uint8_t *at, int32_t bits) {
+    const Ints field = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    if (bits == 2) {
+        uint16_t half = 0;
+        std::memcpy(&half, at, 2);
+        return _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(half), _mm256_slli_epi32(field, 1)), _mm256_set1_epi32(3));
+    }
+    const Ints words = _mm256_set1_epi32(int(load_word(at)));
+    return _mm256_and_si256(_mm256_srlv_epi32(words, _mm256_slli_epi32(field, 2)), _mm256_set1_epi32(15));
+}
+
+inline float load_grid(bool is_bf16, const uint8_t *at) {
+    if (!is_bf16) return load_half(at);
+    uint16_t half = 0;
+    std::memcpy(&half, at, 2);
+    const uint32_t bits = uint32_t(half) << 16;
+    float value = 0;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 } // namespace
 
+#include "cpu/x86/channel_decode_body.hpp"
 #include "cpu/x86/decode_body.hpp"
 
 namespace {
@@ -150,6 +181,8 @@ void skerry::skerry_cpu_avx2_decode(const skerry_code_params *params, const void
         }
     } else if (shape_is_r(params->format) && params->dim % 16 == 0) {
         decode_r(*params, in, rows, scratch);
+    } else if (!shape_is_r(params->format) && decode_c(*params, in, rows)) {
+        ref::rotate_channel_rows(params, rows, static_cast<float *>(scratch));
     } else {
         ref::decode(params, part, rows, scratch);
     }

@@ -90,9 +90,39 @@ inline Ints key_codes(const uint8_t *plane, int32_t capacity, int32_t token, int
     }
 }
 
+inline Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+inline Floats greatest(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+
+inline Floats load_halves(bool is_bf16, const uint8_t *at) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
+    return is_bf16 ? _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)) : _mm512_cvtph_ps(halves);
+}
+
+// Codes of consecutive channels that lie next to each other.
+inline Ints load_run(const uint8_t *at, int32_t bits) {
+    if (bits == 2) {
+        const Ints shift = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        return _mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32(int(load_word(at))), shift), _mm512_set1_epi32(3));
+    }
+    const Ints shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const Ints words = _mm512_mask_set1_epi32(_mm512_set1_epi32(int(load_word(at))), 0xff00, int(load_word(at + 4)));
+    return _mm512_and_si512(_mm512_srlv_epi32(words, shift), _mm512_set1_epi32(15));
+}
+
+inline float load_grid(bool is_bf16, const uint8_t *at) {
+    if (!is_bf16) return load_half(at);
+    uint16_t half = 0;
+    std::memcpy(&half, at, 2);
+    const uint32_t bits = uint32_t(half) << 16;
+    float value = 0;
+    std::memcpy(&value, &bits, 4);
+    return value;
+}
+
 } // namespace
 
 #include "cpu/x86/avx512_decode_blocks.hpp"
+#include "cpu/x86/channel_decode_body.hpp"
 #include "cpu/x86/decode_body.hpp"
 
 namespace {
@@ -200,6 +230,8 @@ void skerry::skerry_cpu_avx512_decode(const skerry_code_params *params, const vo
         }
     } else if (shape_is_r(params->format) && params->dim % 16 == 0) {
         decode_r(*params, in, rows, scratch);
+    } else if (!shape_is_r(params->format) && decode_c(*params, in, rows)) {
+        ref::rotate_channel_rows(params, rows, static_cast<float *>(scratch));
     } else {
         ref::decode(params, part, rows, scratch);
     }

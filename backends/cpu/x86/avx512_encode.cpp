@@ -2,6 +2,9 @@
 #include "cpu/ref/ref.hpp"
 #include "cpu/x86/x86.hpp"
 
+#include <cstring>
+
+#include "cpu/x86/avx512_half.hpp"
 #include "cpu/x86/avx512_transpose.hpp"
 
 namespace {
@@ -58,8 +61,44 @@ inline void store_scales(uint8_t *at, Floats scales) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm512_cvtps_ph(scales, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+using Halves = __m256i;
+
+inline Halves narrow(bool is_bf16, Floats a) {
+    return is_bf16 ? to_bf16(a) : _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Floats widen(bool is_bf16, Halves a) {
+    return is_bf16 ? _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(a), 16)) : _mm512_cvtph_ps(a);
+}
+inline void store_halves(uint8_t *at, Halves a) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), a); }
+inline Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+inline Mask is_below(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+inline bool is_any(Mask mask) { return mask != 0; }
+inline Floats nearest(Floats a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline Ints to_whole(Floats a) { return _mm512_cvttps_epi32(a); }
+inline Ints no_bits() { return _mm512_setzero_si512(); }
+inline Ints put_bits(Ints word, Ints code, int shift) { return _mm512_or_si512(word, _mm512_sll_epi32(code, _mm_cvtsi32_si128(shift))); }
+inline void store_words(uint32_t *at, Ints words) { _mm512_storeu_si512(at, words); }
+inline float lowest_lane(Floats a) { return _mm512_reduce_min_ps(a); }
+inline float highest_lane(Floats a) { return _mm512_reduce_max_ps(a); }
+
+// Codes of consecutive channels, next to each other.
+inline void store_run(uint8_t *at, Ints codes, int32_t bits) {
+    const __m128i bytes = _mm512_cvtepi32_epi8(codes);
+    if (bits == 4) {
+        const __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x1001));
+        _mm_storel_epi64(reinterpret_cast<__m128i *>(at), _mm_packus_epi16(pairs, pairs));
+        return;
+    }
+    const __m128i pairs = _mm_maddubs_epi16(bytes, _mm_set1_epi16(0x0401));
+    const __m128i fours = _mm_madd_epi16(pairs, _mm_set1_epi32(0x00100001));
+    const int32_t word =
+        _mm_cvtsi128_si32(_mm_shuffle_epi8(fours, _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1)));
+    std::memcpy(at, &word, 4);
+}
+
 } // namespace
 
+#include "cpu/x86/channel_encode_body.hpp"
 #include "cpu/x86/encode_body.hpp"
 
 void skerry::skerry_cpu_avx512_encode(const skerry_code_params *params, const float *rows, void *part, void *scratch) {
@@ -68,7 +107,7 @@ void skerry::skerry_cpu_avx512_encode(const skerry_code_params *params, const fl
     } else if (shape_is_full(params->format)) {
         std::memset(part, 0, shape_full_bytes(params->format, params->dim, params->capacity));
         skerry_cpu_avx512_append(params->format, params->side, params->dim, params->capacity, 0, params->count, rows, params->dim, part);
-    } else {
+    } else if (!encode_c(*params, ref::channel_rows(params, rows, static_cast<float *>(scratch)), static_cast<uint8_t *>(part))) {
         ref::encode(params, rows, part, scratch);
     }
 }

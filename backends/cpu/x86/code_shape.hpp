@@ -37,4 +37,12 @@ namespace {
     return shape_plane_bytes(2, side, dim, capacity) + shape_plane_bytes(1, side, dim, capacity);
 }
 
+[[maybe_unused]] size_t shape_channel_bytes(const skerry_code_params &params) {
+    const size_t bits = params.format == SKERRY_FORMAT_C2 ? 2 : 4;
+    const size_t dim = static_cast<size_t>(params.dim), capacity = static_cast<size_t>(params.capacity);
+    if (params.side == SKERRY_SIDE_KEY) return dim * ((capacity * bits + 7) / 8) + 4 * dim;
+    const size_t groups = params.value_group <= 0 ? 1 : static_cast<size_t>((params.dim + params.value_group - 1) / params.value_group);
+    return capacity * ((dim * bits + 7) / 8) + 4 * capacity * groups;
+}
+
 } // namespace
