@@ -269,6 +269,11 @@ class Scene {
         }
     }
 
+    uint8_t *record(size_t tile) {
+        const uint32_t place = tiles[tile].place, shift = params.pool.chunk_shift;
+        return chunk_pointers_[place >> shift] + size_t(place & ((1u << shift) - 1u)) * 64;
+    }
+
     const std::vector<uint8_t *> &chunk_list() const { return chunk_pointers_; }
 
     // Any of the records of these formats.
