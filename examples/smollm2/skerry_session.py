@@ -62,6 +62,9 @@ class SkerrySession:
         self.own_attention = own_attention
         self.sequences = 1 + forks
         self.budget = budget
+        # The published method compresses only when a prompt ends; to work from the first
+        # token on, its prompt has to end with the first step.
+        self.marks_prompt = prefill == "whole" or settings.get("fidelity") != "paper"
         limit = None if budget is None else skerry.Budget(bytes=budget * self.sequences, length_tokens=length)
         self.cache = skerry.Cache(
             geometry(config, layers or config.layers), policy=skerry.Policy(prefill=prefill, **settings), budget=limit,
@@ -84,7 +87,7 @@ class SkerrySession:
         return None if event is None else event - self.length
 
     def begin(self, n, more=False):
-        self.step = self.cache.step(self.sequence, n, prefill=more)
+        self.step = self.cache.step(self.sequence, n, prefill=more and self.marks_prompt)
 
     def attend(self, layer, q, k, v, positions):
         self.step.append(layer, k, v)
