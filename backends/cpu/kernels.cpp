@@ -9,8 +9,7 @@
 #include <cpuid.h>
 #endif
 
-// The build defines SKERRY_HAVE_<SET> for each instruction set that it compiles and SKERRY_HAVE_<SET>_<TOPIC>
-// for each of its kernels.
+// The build defines SKERRY_HAVE_<SET> for each instruction set that it compiles.
 
 namespace skerry {
 
@@ -27,11 +26,9 @@ constexpr skerry_kernels reference_table() {
     table.encode = ref::encode;
     table.decode = ref::decode;
     table.code_scratch_bytes = ref::code_scratch_bytes;
-#if defined(SKERRY_HAVE_ATTEND)
     table.attend = ref::attend;
     table.attend_scratch_bytes = ref::attend_scratch_bytes;
     table.merge = ref::merge;
-#endif
     return table;
 }
 
@@ -42,13 +39,9 @@ constexpr skerry_kernels avx2_table() {
     table.append = skerry_cpu_avx2_append;
     table.encode = skerry_cpu_avx2_encode;
     table.decode = skerry_cpu_avx2_decode;
-#if defined(SKERRY_HAVE_AVX2_ATTEND)
     table.attend = skerry_cpu_avx2_attend;
     table.attend_scratch_bytes = skerry_cpu_avx2_attend_scratch;
-#endif
-#if defined(SKERRY_HAVE_AVX2_MERGE)
     table.merge = skerry_cpu_avx2_merge;
-#endif
 #endif
     return table;
 }
@@ -60,20 +53,16 @@ constexpr skerry_kernels avx512_table() {
     table.append = skerry_cpu_avx512_append;
     table.encode = skerry_cpu_avx512_encode;
     table.decode = skerry_cpu_avx512_decode;
-#if defined(SKERRY_HAVE_AVX512_ATTEND)
     table.attend = skerry_cpu_avx512_attend;
     table.attend_scratch_bytes = skerry_cpu_avx512_attend_scratch;
-#endif
-#if defined(SKERRY_HAVE_AVX512_MERGE)
     table.merge = skerry_cpu_avx512_merge;
-#endif
 #endif
     return table;
 }
 
 constexpr skerry_kernels avx512vnni_table() {
     skerry_kernels table = avx512_table();
-#if defined(SKERRY_HAVE_AVX512VNNI_ATTEND)
+#if defined(SKERRY_HAVE_AVX512VNNI)
     table.name = "cpu avx512-vnni";
     table.attend = skerry_cpu_avx512vnni_attend;
     table.attend_scratch_bytes = skerry_cpu_avx512vnni_attend_scratch;

@@ -62,6 +62,8 @@ TEST_CASE("dispatch: on a machine with AVX2 the fast kernels run") {
     CHECK((fast->append != plain->append) == has_avx2);
     CHECK((fast->encode != plain->encode) == has_avx2);
     CHECK((fast->decode != plain->decode) == has_avx2);
+    CHECK((fast->attend != plain->attend) == has_avx2);
+    CHECK((fast->merge != plain->merge) == has_avx2);
 }
 
 TEST_CASE("dispatch: AVX-512 overwrites what AVX2 brought") {
