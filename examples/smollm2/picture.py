@@ -36,17 +36,16 @@ def watch_layer(trace, open_session, settings, budget, layer, kv_head, cell=8, s
     return np.stack(rows)
 
 
-def draw(path, panels, title, cell, step):
-    """panels: (name, image) pairs as `watch_layer` makes them."""
+def draw(path, panels, columns, title, cell, step):
+    """panels: (name, image) pairs as `watch_layer` makes them, row by row."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    columns = 2 if len(panels) > 1 else 1
     lines = -(-len(panels) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(6.2 * columns, 0.9 + 4.2 * lines), squeeze=False,
+    figure, axes = plt.subplots(lines, columns, figsize=(5.6 * columns, 0.9 + 2.7 * lines), squeeze=False,
                                 sharex=True, sharey=True, layout="constrained")
     for axis, (name, image) in zip(axes.flat, panels):
         axis.imshow(image, cmap=ListedColormap(COLOURS), vmin=0, vmax=len(TIERS) - 1, aspect="auto",
