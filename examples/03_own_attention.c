@@ -198,7 +198,9 @@ int main(void) {
         TRY(skerry_step_attend(step, &attend, &error));
         TRY(skerry_step_commit(step, &error));
 
-        for (i = 0; i < rows * QUERY_HEADS * DIM; ++i) worst = fmax(worst, fabs((double)(&ours[0][0][0])[i] - (double)(&theirs[0][0][0])[i]));
+        for (i = 0; i < rows * QUERY_HEADS * DIM; ++i) {
+            worst = fmax(worst, fabs((double)(&ours[0][0][0])[i] - (double)(&theirs[0][0][0])[i]));
+        }
         position += rows;
     }
     printf("largest difference between the two attentions: %.1e\n", worst);

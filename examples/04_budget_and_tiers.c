@@ -149,5 +149,6 @@ int main(void) {
     TRY(skerry_cache_check(cache, &error));
     skerry_cache_release(cache);
     skerry_context_release(context);
-    return after > 0 && after < before && before < TOKENS && memory.pool_bytes + memory.table_bytes <= budget.bytes && moves_seen > 0 ? 0 : 1;
+    if (memory.pool_bytes + memory.table_bytes > budget.bytes) return 1;
+    return after > 0 && after < before && before < TOKENS && moves_seen > 0 ? 0 : 1;
 }

@@ -31,7 +31,8 @@ static skerry_tensor dense(float *data, int32_t tokens) {
 }
 
 /* The step stays open; the caller commits or aborts. */
-static int forward(skerry_cache *cache, const skerry_seq *seqs, int32_t seq_count, const int32_t *counts, uint32_t seed, skerry_step **step) {
+static int forward(skerry_cache *cache, const skerry_seq *seqs, int32_t seq_count, const int32_t *counts, uint32_t seed,
+                   skerry_step **step) {
     skerry_step_desc desc = SKERRY_DESC(skerry_step_desc);
     int32_t tokens = 0;
     int i, layer;

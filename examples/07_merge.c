@@ -106,7 +106,8 @@ int main(void) {
     for (i = 0; i < TOKENS; ++i) {
         const int32_t tokens = 1;
         const skerry_tensor k = row(keys, KV_HEADS, DIM), v = row(values, KV_HEADS, DIM), q = row(queries, QUERY_HEADS, DIM);
-        const skerry_tensor low_out = row(low, QUERY_HEADS, DIM), low_sums = row(low_lse, QUERY_HEADS, 1), whole_out = row(whole, QUERY_HEADS, DIM);
+        const skerry_tensor low_out = row(low, QUERY_HEADS, DIM), low_sums = row(low_lse, QUERY_HEADS, 1);
+        const skerry_tensor whole_out = row(whole, QUERY_HEADS, DIM);
         skerry_step_desc step_desc = SKERRY_DESC(skerry_step_desc);
         skerry_attend_desc attend = SKERRY_DESC(skerry_attend_desc);
         skerry_step *step = NULL;
