@@ -84,11 +84,12 @@ struct Work {
     float *sum;
     float *centre;   // [heads]: what integer codes put too much into every rotated channel
     float *query_mean;  // [heads]: q . mean * scale
+    float *query_largest; // [heads]: magnitude in `prepared`
     float *prepared; // [heads][key_pad]: R(q / balance)
     float *fold;     // [key_pad]
     float *keys;     // [2][key_pad][lanes], tiles that are unpacked first
     float *values;   // [lanes][value_pad]
-#ifdef SKERRY_VNNI
+#ifdef SKERRY_INTEGER
     int8_t *query_bytes;   // [heads][2][key_pad]: high and low bytes
     float *query_scale;    // [heads]
     float *query_centre;   // [heads]
@@ -138,11 +139,12 @@ size_t carve(Work &w, void *memory, int heads) {
     w.sum = carver.take<float>(n);
     w.centre = carver.take<float>(n);
     w.query_mean = carver.take<float>(n);
+    w.query_largest = carver.take<float>(n);
     w.prepared = carver.take<float>(n * static_cast<size_t>(w.key_pad));
     w.fold = carver.take<float>(static_cast<size_t>(w.key_pad));
     w.keys = carver.take<float>(2 * lanes * static_cast<size_t>(w.key_pad));
     w.values = carver.take<float>(lanes * static_cast<size_t>(w.value_pad));
-#ifdef SKERRY_VNNI
+#ifdef SKERRY_INTEGER
     w.query_bytes = carver.take<int8_t>(2 * n * static_cast<size_t>(w.key_pad));
     w.query_scale = carver.take<float>(n);
     w.query_centre = carver.take<float>(n);
@@ -325,6 +327,48 @@ Vec signed_norm(int channel, float norm, int n) {
     return v_load(sign);
 }
 
+// A row that one transform of `vectors` registers covers.
+template <int vectors>
+void prepare_row(Work &w, const float *query, const float *mean, int h) {
+    float *const prepared = w.prepared + static_cast<ptrdiff_t>(h) * w.key_pad;
+    Vec x[vectors], dot = v_zero(), largest = v_zero();
+    for (int i = 0; i < vectors; ++i) {
+        const Vec q = v_load(query + lanes * i);
+        dot = v_fma(q, v_load(mean + lanes * i), dot);
+        x[i] = v_butterfly(v_mul(q, v_load(w.fold + lanes * i)), lanes);
+    }
+    for (int distance = 1; distance < vectors; distance *= 2) {
+        for (int i = 0; i < vectors; ++i) {
+            if ((i & distance) != 0) continue;
+            const Vec a = x[i], b = x[i + distance];
+            x[i] = v_add(a, b);
+            x[i + distance] = v_sub(a, b);
+        }
+    }
+    for (int i = 0; i < vectors; ++i) {
+        largest = v_max(largest, v_abs(x[i]));
+        v_store(prepared + lanes * i, x[i]);
+    }
+    w.query_mean[h] = v_sum(dot) * w.params->scale;
+    w.query_largest[h] = v_largest(largest);
+}
+
+void prepare_row_of(Work &w, const float *query, const float *mean, int h) {
+    const int dim = w.key_dim;
+    float *const prepared = w.prepared + static_cast<ptrdiff_t>(h) * w.key_pad;
+    Vec dot = v_zero(), largest = v_zero();
+    for (int i = 0; i < dim; i += lanes) {
+        const int rest = dim - i < lanes ? dim - i : lanes;
+        const Vec q = v_load_n(query + i, rest);
+        dot = v_fma(q, v_load_n(mean + i, rest), dot);
+        v_store(prepared + i, v_mul(q, v_load(w.fold + i)));
+    }
+    hadamard(prepared, dim);
+    for (int i = 0; i < dim; i += lanes) largest = v_max(largest, v_abs(v_load(prepared + i)));
+    w.query_mean[h] = v_sum(dot) * w.params->scale;
+    w.query_largest[h] = v_largest(largest);
+}
+
 void prepare_queries(Work &w, const skerry_epoch &epoch) {
     const int dim = w.key_dim, n = hadamard_size(dim);
     const float norm = rotation_norm(dim);
@@ -335,16 +379,13 @@ void prepare_queries(Work &w, const skerry_epoch &epoch) {
     }
     for (int h = 0; h < w.heads; ++h) {
         const float *const query = w.queries + static_cast<ptrdiff_t>(h) * dim;
-        float *const prepared = w.prepared + static_cast<ptrdiff_t>(h) * w.key_pad;
-        Vec mean = v_zero();
-        for (int i = 0; i < dim; i += lanes) {
-            const int rest = dim - i < lanes ? dim - i : lanes;
-            const Vec q = v_load_n(query + i, rest);
-            mean = v_fma(q, v_load_n(epoch.mean + i, rest), mean);
-            v_store(prepared + i, v_mul(q, v_load(w.fold + i)));
+        if (dim == n && n == 8 * lanes) {
+            prepare_row<8>(w, query, epoch.mean, h);
+        } else if (dim == n && n == 4 * lanes) {
+            prepare_row<4>(w, query, epoch.mean, h);
+        } else {
+            prepare_row_of(w, query, epoch.mean, h);
         }
-        w.query_mean[h] = v_sum(mean) * w.params->scale;
-        hadamard(prepared, dim);
     }
 }
 
@@ -868,7 +909,7 @@ void float_values(Work &w, const Bucket &bucket) {
     }
 }
 
-#ifdef SKERRY_VNNI
+#ifdef SKERRY_INTEGER
 bool integer_keys_fit(const Work &w, const Bucket &bucket);
 bool integer_values_fit(const Work &w, const Bucket &bucket);
 void integer_keys(Work &w, const Bucket &bucket);
@@ -879,7 +920,7 @@ void integer_values(Work &w, const Bucket &bucket);
 
 void attend_block(Work &w) {
     for (int b = 0; b < w.buckets; ++b) {
-#ifdef SKERRY_VNNI
+#ifdef SKERRY_INTEGER
         if (integer_keys_fit(w, w.bucket[b])) {
             integer_keys(w, w.bucket[b]);
             continue;
@@ -890,7 +931,7 @@ void attend_block(Work &w) {
     for (int h = 0; h < w.heads; ++h) soften(w, h);
     if (w.task->tile_max != nullptr) report_tiles(w);
     for (int b = 0; b < w.buckets; ++b) {
-#ifdef SKERRY_VNNI
+#ifdef SKERRY_INTEGER
         if (integer_values_fit(w, w.bucket[b])) {
             integer_values(w, w.bucket[b]);
             continue;

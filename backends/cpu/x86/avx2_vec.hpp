@@ -116,6 +116,30 @@ static inline IVec i_set1(uint32_t x) {
 }
 static inline IVec i_right_by(IVec x, IVec shift) { return {_mm256_srlv_epi32(x.a, shift.a), _mm256_srlv_epi32(x.b, shift.b)}; }
 static inline IVec i_and(IVec x, IVec y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+static inline IVec i_sub(IVec x, IVec y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
+static inline IVec i_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+template <int by>
+static inline IVec i_left(IVec x) {
+    return {_mm256_slli_epi32(x.a, by), _mm256_slli_epi32(x.b, by)};
+}
+template <int by>
+static inline IVec i_right_signed(IVec x) {
+    return {_mm256_srai_epi32(x.a, by), _mm256_srai_epi32(x.b, by)};
+}
+// The low bytes of the lanes.
+static inline void i_store_bytes(void *at, IVec x) {
+    const __m256i low = _mm256_set1_epi32(0xff);
+    const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, low), _mm256_and_si256(x.b, low));
+    const __m256i bytes = _mm256_packus_epi16(words, words); // 0-3, 8-11 in the low half, 4-7, 12-15 in the high one
+    const __m256i in_order = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 0, 4, 1, 5));
+    _mm_storeu_si128(static_cast<__m128i *>(at), _mm256_castsi256_si128(in_order));
+}
+static inline int32_t i_sum(IVec x) {
+    const __m256i all = _mm256_add_epi32(x.a, x.b);
+    __m128i y = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    y = _mm_add_epi32(y, _mm_shuffle_epi32(y, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(y, _mm_shuffle_epi32(y, 0xb1)));
+}
 static inline Vec i_to_f32(IVec x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 static inline Vec i_field(IVec x, int shift, IVec mask) {
     const __m128i by = _mm_cvtsi32_si128(shift);

@@ -68,6 +68,19 @@ static inline IVec i_mul(IVec x, int by) { return _mm512_mullo_epi32(x, _mm512_s
 static inline IVec i_set1(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 static inline IVec i_right_by(IVec x, IVec shift) { return _mm512_srlv_epi32(x, shift); }
 static inline IVec i_and(IVec a, IVec b) { return _mm512_and_si512(a, b); }
+static inline IVec i_sub(IVec a, IVec b) { return _mm512_sub_epi32(a, b); }
+static inline IVec i_zero() { return _mm512_setzero_si512(); }
+template <int by>
+static inline IVec i_left(IVec x) {
+    return _mm512_slli_epi32(x, by);
+}
+template <int by>
+static inline IVec i_right_signed(IVec x) {
+    return _mm512_srai_epi32(x, by);
+}
+// The low bytes of the lanes.
+static inline void i_store_bytes(void *at, IVec x) { _mm_storeu_si128(static_cast<__m128i *>(at), _mm512_cvtepi32_epi8(x)); }
+static inline int32_t i_sum(IVec x) { return _mm512_reduce_add_epi32(x); }
 static inline Vec i_to_f32(IVec x) { return _mm512_cvtepi32_ps(x); }
 // Bits [shift, shift + ...) under `mask` as a number.
 static inline Vec i_field(IVec x, int shift, IVec mask) {

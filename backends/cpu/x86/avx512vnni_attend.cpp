@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 
-// R formats by 8-bit dot products. Queries are split into a high and a low byte, which leaves logits as good as f32 for any
-// spread; weights are 8 bits with a scale per 16 tokens, which keeps the output within 0.0045 of itself in the worst case (16 bits
-// for r8). Codes stay where they lie in their byte: a mask takes them out, and what their place multiplies is undone on the sums.
+// R formats by dot products of four bytes. Codes stay where they lie in their byte: a mask takes them out, and what their place
+// multiplies is undone on the sums.
 
 #include "cpu/attend.hpp"
 #include "cpu/x86/avx512_vec.hpp"
 
-#define SKERRY_VNNI
+#define SKERRY_INTEGER
 #include "cpu/x86/attend_engine.hpp"
+#include "cpu/x86/attend_integer.hpp"
 
 namespace skerry {
 
@@ -35,34 +35,6 @@ IVec load_line(const uint8_t *at, int words) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------- keys
-
-void split_queries(Work &w, float centre) {
-    for (int h = 0; h < w.heads; ++h) {
-        float *const prepared = w.prepared + static_cast<ptrdiff_t>(h) * w.key_pad;
-        Vec largest = v_zero();
-        for (int i = 0; i < w.key_dim; i += lanes) {
-            const int rest = w.key_dim - i < lanes ? w.key_dim - i : lanes;
-            const Vec x = v_load_n(prepared + i, rest);
-            v_store(prepared + i, x);
-            largest = v_max(largest, v_abs(x));
-        }
-        const float magnitude = v_largest(largest);
-        const float inverse = magnitude > 0x1p-100f ? 32512.0f / magnitude : 0.0f; // 127 * 256
-        w.query_scale[h] = magnitude > 0x1p-100f ? magnitude / 32512.0f : 0.0f;
-        int8_t *const high = w.query_bytes + 2 * static_cast<ptrdiff_t>(h) * w.key_pad, *const low = high + w.key_pad;
-        IVec total = _mm512_setzero_si512();
-        for (int i = 0; i < w.key_pad; i += lanes) {
-            const Vec x = i < w.key_dim ? v_load(prepared + i) : v_zero();
-            const IVec whole = v_to_i32(v_mul(x, v_set1(inverse)));
-            const IVec upper = _mm512_srai_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(128)), 8);
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(high + i), _mm512_cvtepi32_epi8(upper));
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(low + i),
-                             _mm512_cvtepi32_epi8(_mm512_sub_epi32(whole, _mm512_slli_epi32(upper, 8))));
-            total = _mm512_add_epi32(total, whole);
-        }
-        w.query_centre[h] = -centre * w.query_scale[h] * static_cast<float>(_mm512_reduce_add_epi32(total));
-    }
-}
 
 // Bit 2 of the codes of field j joins their low bits; fields 2 and 3 come out four bits up, the others in their place.
 // Even lines of 16 channels own the low half of a byte of the 1-bit plane, odd ones the high half.
@@ -245,43 +217,6 @@ void integer_keys(Work &w, const Bucket &bucket) {
 }
 
 // -------------------------------------------------------------------------------------------------------------- values
-
-// Weights of one query vector for the pieces of a bucket: bytes, and what one unit of them is worth.
-template <bool is_fine>
-void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale, float centre) {
-    constexpr float top = is_fine ? 65535.0f : 255.0f;
-    const float *const weights = w.logits + static_cast<ptrdiff_t>(head) * row_logits;
-    uint8_t *const bytes = w.weight_bytes + static_cast<ptrdiff_t>(head) * row_logits;
-    uint8_t *const low_bytes = bytes + static_cast<ptrdiff_t>(w.heads) * row_logits;
-    float *const steps = w.weight_step + static_cast<ptrdiff_t>(head) * block_items;
-    const float *const shrink = w.shrink + static_cast<ptrdiff_t>(head) * block_items;
-    float excess = w.centre[head];
-    float x[lanes * lanes];
-    for (int at = bucket.begin; at < bucket.end; at += lanes) {
-        const int n = bucket.end - at < lanes ? bucket.end - at : lanes;
-        for (int i = 0; i < n; ++i) {
-            const Item &item = w.item[w.order[at + i]];
-            v_store(x + lanes * i, v_mul(v_load(weights + lanes * (at + i)), load_scales(item.value + bucket.value_scales, item.count)));
-        }
-        for (int i = n; i < lanes; ++i) v_store(x + lanes * i, v_zero());
-        const Vec largest = v_max(v_reduce16_max(x), v_set1(0x1p-100f));
-        float inverse[lanes], total[lanes];
-        v_store(inverse, v_div(v_set1(top), largest));
-        const Vec step = v_mul(v_mul(v_load_n(shrink + at, n), v_set1(exponent_scale)), v_mul(largest, v_set1(1.0f / top)));
-        v_store_n(steps + at, step, n);
-        for (int i = 0; i < n; ++i) {
-            const IVec whole = v_to_i32(v_mul(v_load(x + lanes * i), v_set1(inverse[i])));
-            v_store(x + lanes * i, i_to_f32(whole));
-            const ptrdiff_t to = lanes * (at + i);
-            const IVec upper = is_fine ? _mm512_srli_epi32(whole, 8) : whole;
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(bytes + to), _mm512_cvtepi32_epi8(upper));
-            if (is_fine) _mm_storeu_si128(reinterpret_cast<__m128i *>(low_bytes + to), _mm512_cvtepi32_epi8(whole));
-        }
-        v_store(total, v_mul(v_mul(v_reduce16_add(x), step), v_set1(centre)));
-        for (int i = 0; i < n; ++i) excess += total[i];
-    }
-    w.centre[head] = excess;
-}
 
 // Fields of one line of values as signed bytes: in their place up to bit 6, the highest one moved down by its width.
 template <int bits, int fields>
