@@ -20,7 +20,8 @@ typedef struct skerry_memory_info {
     uint64_t exact_bytes;       /* host copies of demoted windows */
     uint64_t fixed_bytes;       /* the cache object itself: geometry, names, handle table */
     uint64_t peak_bytes;        /* largest allocated_bytes so far */
-    uint64_t used_bytes;        /* slots in use + tables: what the sequences need now, shared slots once */
+    uint64_t used_bytes;        /* slots in use + tables: what the sequences need now, shared slots once; slots of the staging
+                                   area count while tokens lie in them, so this can pass pool_bytes */
     uint64_t used_full_bytes;
     uint64_t used_quantised_bytes;
     uint64_t used_dormant_bytes; /* ledger records that are not active */

@@ -113,9 +113,8 @@ void set_undo_slots(const CachePlan &plan, int32_t step_tokens, LaneQuota *q) {
     if (!p.routes()) return;
     const int64_t newcomers = ceil_div(p.period, p.window) + 1;
     const int64_t history = int64_t{q->full_windows} + q->quantised_windows;
-    const int64_t exchanged = p.kind != SKERRY_POLICY_QEVICT ? 0
-                              : p.paper()                    ? q->full_windows
-                                                             : std::max<int64_t>(2, ceil_div(history * p.max_moves_ppm, 1000000));
+    // Without promotion only newcomers push others out.
+    const int64_t exchanged = !p.promotes() ? 0 : p.paper() ? q->full_windows : std::max<int64_t>(2, ceil_div(history * p.max_moves_ppm, 1000000));
     const int64_t events = ceil_div(step_tokens, p.period);
     const int64_t replaced = events * (2 * newcomers + exchanged);
     const int64_t slack = 2 * newcomers + 2; // within one event, records are made before the windows they come from are let go
@@ -188,7 +187,7 @@ uint64_t lane_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer
 }
 
 LaneScratch lane_scratch(const LayerGeometry &layer, int32_t rows, int64_t tiles, int32_t epochs) {
-    const uint64_t splits = static_cast<uint64_t>(std::max<int64_t>(ceil_div(tiles, limits::split_tiles), 1));
+    const uint64_t splits = static_cast<uint64_t>(lane_splits(tiles));
     const uint64_t heads = static_cast<uint64_t>(rows) * static_cast<uint64_t>(layer.group);
     const uint64_t key_dim = static_cast<uint64_t>(layer.key_dim);
     const uint64_t value_dim = static_cast<uint64_t>(layer.value_dim);
@@ -651,7 +650,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     if (plan.history_weight == unlimited || full_per_sequence == unlimited || lanes_total > (1u << 24)) {
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, -1, desc.layer_count, 0, "the geometry is too large to count its bytes");
     }
-    plan.exact_bytes -= plan.exact_bytes % exact_round;
+    plan.exact_windows = static_cast<int64_t>(plan.exact_bytes / (exact_round * static_cast<uint64_t>(info.max_sequences)));
+    plan.exact_bytes = static_cast<uint64_t>(plan.exact_windows) * exact_round * static_cast<uint64_t>(info.max_sequences);
     info.exact_bytes = plan.exact_bytes;
     const uint64_t sequences = static_cast<uint64_t>(info.max_sequences);
     info.full_cache_bytes = mul(full_per_sequence, sequences);

@@ -9,6 +9,7 @@
 
 #include "base/status.hpp"
 #include "codec/layout.hpp"
+#include "limits.hpp"
 #include "model/geometry.hpp"
 
 namespace skerry {
@@ -45,6 +46,10 @@ struct PolicyConfig {
     bool keeps_exact() const { return (flags & SKERRY_POLICY_KEEP_EXACT) != 0; }
     bool uses_epochs() const {
         return (quantises() && (is_r_format(key_format) || is_r_format(value_format))) || has_wide();
+    }
+    // In production a promotion has to bring precision back.
+    bool promotes() const {
+        return kind == SKERRY_POLICY_QEVICT && (flags & SKERRY_POLICY_ONE_WAY) == 0 && (paper() || keeps_exact());
     }
     int32_t score_words() const;
 };
@@ -83,6 +88,7 @@ struct CachePlan {
     uint64_t history_bytes = 0;   // what one sequence has left for history after the floor, all lanes
     uint64_t history_weight = 0;  // sum over lanes of their weights
     uint64_t exact_bytes = 0;
+    int64_t exact_windows = 0;    // exact copies of one lane, those included that an open step has given up
     int64_t length_tokens = 0;
     int64_t full_tokens = 0;      // policy full: longest sequence that the budget holds
     uint64_t full_limit = UINT64_MAX;
@@ -123,6 +129,8 @@ struct LaneScratch {
     uint64_t epoch_floats = 0;
     uint64_t bytes = 0;
 };
+// Splits of `tiles` tiles: two more than full ones, for the sinks and for a list that begins inside a split.
+constexpr int64_t lane_splits(int64_t tiles) { return (tiles + limits::split_tiles - 1) / limits::split_tiles + 2; }
 LaneScratch lane_scratch(const LayerGeometry &layer, int32_t rows, int64_t tiles, int32_t epochs);
 
 skerry_attend_params attend_params(const PolicyConfig &policy, const LayerGeometry &layer);

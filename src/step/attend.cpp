@@ -116,6 +116,31 @@ void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t
     *quantised = on_records;
 }
 
+// Tiles of one split. Boundaries are fixed counts of the list (decisions.md 6). A sliding window without routing drops tiles at the front whenever a
+// step ends, so there they are counted as if nothing had been dropped: split 0 holds the sinks.
+void split_range(const PolicyConfig &p, const skerry_tile *tiles, int32_t count, int32_t split, int32_t *begin, int32_t *end) {
+    int32_t sinks = 0;
+    int32_t dropped = 0;
+    if (!p.routes()) {
+        while (sinks < count && tiles[sinks].first < p.sinks) ++sinks;
+        if (sinks < count) dropped = (tiles[sinks].first - p.sinks) / p.window * static_cast<int32_t>((p.window + r_tile_tokens - 1) / r_tile_tokens);
+    }
+    if (dropped == 0) {
+        *begin = std::min(split * limits::split_tiles, count);
+        *end = std::min(*begin + limits::split_tiles, count);
+        return;
+    }
+    const int32_t first = (sinks + dropped) / limits::split_tiles; // split of the first tile behind the sinks
+    const auto boundary = [&](int32_t global) { return std::clamp(global * limits::split_tiles - dropped, sinks, count); };
+    if (split == 0) {
+        *begin = 0;
+        *end = first == 0 ? boundary(1) : sinks;
+    } else {
+        *begin = boundary(first == 0 ? split : first + split - 1);
+        *end = boundary(first == 0 ? split + 1 : first + split);
+    }
+}
+
 // Rows [row, row + rows) of one sequence over all KV heads, in batches of heads that fit the scratch.
 Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row, int32_t rows) {
     skerry_cache *cache = call.cache;
@@ -141,7 +166,7 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
     const int32_t batch = static_cast<int32_t>(std::min<uint64_t>((cache->scratch.size() - for_tasks) / offsets.bytes, static_cast<uint64_t>(layer.kv_heads)));
     uint8_t *lane_base = cache->scratch.data() + for_tasks;
     TaskScratch places(cache->scratch.data(), per_task, device.task_slots);
-    const int32_t splits = static_cast<int32_t>((most_tiles + limits::split_tiles - 1) / limits::split_tiles);
+    const int32_t splits = static_cast<int32_t>(lane_splits(most_tiles));
     const int64_t query_row = part.row + row;
 
     for (int32_t first = 0; first < layer.kv_heads; first += batch) {
@@ -165,14 +190,12 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             const int32_t split = task_index % splits;
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const Lane &lane = seq->lane(layer.lane + first + i);
-            const int32_t tiles = static_cast<int32_t>(lane.tiles);
             skerry_attend_task task{};
             task.tiles = seq->tiles(lane);
             task.epochs = reinterpret_cast<const skerry_epoch *>(base + offsets.epochs);
             task.queries = reinterpret_cast<const float *>(base + offsets.queries);
             task.row_positions = row_positions;
-            task.tile_begin = std::min(split * limits::split_tiles, tiles);
-            task.tile_end = std::min(task.tile_begin + limits::split_tiles, tiles);
+            split_range(p, seq->tiles(lane), static_cast<int32_t>(lane.tiles), split, &task.tile_begin, &task.tile_end);
             task.rows = rows;
             const size_t split_heads = static_cast<size_t>(split) * static_cast<size_t>(heads);
             task.out = reinterpret_cast<float *>(base + offsets.out) + split_heads * static_cast<size_t>(layer.value_dim);

@@ -185,17 +185,10 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
         }
         if (plan.bounded) cache->scratch.resize(plan_scratch_bytes(cache, plan));
         if (p.keeps_exact() && plan.exact_bytes > 0) {
-            // Equal numbers of windows for every lane, as far as the limit goes.
-            uint64_t round = 0;
-            for (size_t i = 0; i < cache->layers.size(); ++i) {
-                if (cache->layers[i].source == static_cast<int32_t>(i)) {
-                    round += static_cast<uint64_t>(cache->layers[i].kv_heads) * (cache->quotas[i].open_slot_bytes + slot_overhead_bytes);
-                }
-            }
-            const uint64_t rounds = plan.exact_bytes / std::max<uint64_t>(round, 1);
+            const uint64_t windows = static_cast<uint64_t>(plan.exact_windows) * static_cast<uint64_t>(plan.info.max_sequences);
             for (size_t i = 0; i < cache->layers.size(); ++i) {
                 if (cache->layers[i].source != static_cast<int32_t>(i)) continue;
-                cache->exact_pool.grow(cache->classes[i].exact, rounds * static_cast<uint64_t>(cache->layers[i].kv_heads));
+                cache->exact_pool.grow(cache->classes[i].exact, windows * static_cast<uint64_t>(cache->layers[i].kv_heads));
             }
         }
         cache->sequences.reserve(static_cast<size_t>(plan.info.max_sequences));

@@ -132,8 +132,7 @@ void route(const Event &event, LaneEvent *e) {
     WindowRoute r;
     r.full_slots = p.has_full_history() ? static_cast<uint64_t>(event.quota->full_windows) : 0;
     r.quantised_slots = p.quantises() ? static_cast<uint64_t>(event.quota->quantised_windows) : 0;
-    // In production a promotion has to bring precision back.
-    r.promotion = (p.flags & SKERRY_POLICY_ONE_WAY) == 0 && (p.paper() || p.keeps_exact());
+    r.promotion = p.promotes();
     if (!p.paper() && p.kind == SKERRY_POLICY_QEVICT) {
         r.margin_num = p.hysteresis_ppm;
         r.margin_den = 1000000;
@@ -352,6 +351,11 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
     float *keys = e->rows;
     float *values = keys + std::max(p.window, r_tile_tokens) * layer.key_dim;
 
+    // Each lane has its own share of the exact copies, less what an open step may have given up (its undo copy holds on to it).
+    int64_t copies = 0;
+    const int64_t held = std::min<int64_t>(cache->plan.exact_windows / 2, event.quota->staging_records);
+    const int64_t copies_most = cache->plan.exact_windows - held;
+
     const auto for_each_candidate = [&](auto &&visit) {
         uint32_t c = 0;
         for (uint32_t t = 0; t < lane.tiles && c < e->count;) {
@@ -373,6 +377,9 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
                            (e->targets[c] == WindowTier::full && p.has_wide() && (open || e->candidates[c].tier == WindowTier::quantised));
         if (coded) find_epoch(span.window);
     });
+    if (exact != nullptr) {
+        for (uint32_t t = 0; t < lane.tiles; ++t) copies += exact[t] != no_place ? 1 : 0;
+    }
     // Drop first (qevict.md 4.1): live records never exceed their slots.
     int64_t records = 0;
     for_each_candidate([&](const WindowSpan &span, uint32_t c) {
@@ -393,7 +400,10 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
         if (is_full_format(tile.key_format)) --lane.open_windows;
         free_slot(cache, cache->pool, tile.place);
         if (dormant != nullptr && dormant[span.begin] != no_place) free_slot(cache, cache->pool, dormant[span.begin]);
-        if (exact != nullptr && exact[span.begin] != no_place) free_slot(cache, cache->exact_pool, exact[span.begin]);
+        if (exact != nullptr && exact[span.begin] != no_place) {
+            free_slot(cache, cache->exact_pool, exact[span.begin]);
+            --copies;
+        }
         ++e->counters.evictions;
         note(event, head, span.window, tile.tier, nullptr, 0, e->candidates[c].rank);
     });
@@ -424,11 +434,12 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
         } else {
             const uint64_t written = e->counters.record_bytes_written;
             skerry_tile made = tile;
-            if (exact != nullptr && open && exact[span.begin] == no_place && (tile.flags & tile_recovered) == 0) {
+            if (exact != nullptr && open && exact[span.begin] == no_place && (tile.flags & tile_recovered) == 0 && copies < copies_most) {
                 const uint32_t copy = take_slot(cache, cache->exact_pool, classes.exact);
                 if (copy != no_place) {
                     std::memcpy(cache->exact_pool.data(copy), cache->pool.data(tile.place), event.quota->open_slot_bytes);
                     exact[span.begin] = copy;
+                    ++copies;
                 }
             }
             if (dormant[span.begin] != no_place) {

@@ -314,7 +314,11 @@ void sequence_destroy(skerry_cache *cache, Sequence *seq) {
     close_sequence(cache, Owned<Sequence>(cache->allocator, Owner::tables, seq));
 }
 
-int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq) {
+namespace {
+
+// Smallest legal length once the complete run of every lane starts at `raised` or later, with `length` tokens.
+template <class Raise>
+int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t length, Raise &&raise) {
     int64_t lowest = 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
@@ -328,32 +332,39 @@ int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq)
                 if (tile.first + tile.count != first || !is_full_format(tile.key_format) || (tile.flags & tile_recovered) != 0) break;
                 first = tile.first;
             }
+            first = raise(layer, first);
             // A sliding window needs what its next query sees.
-            const int64_t needed = first == 0 || layer.sliding_window == 0 ? first : std::min<int64_t>(first + layer.sliding_window - 1, seq->length);
-            lowest = std::max(lowest, needed);
+            lowest = std::max(lowest, first == 0 || layer.sliding_window == 0 ? first : std::min<int64_t>(first + layer.sliding_window - 1, length));
         }
     }
     return lowest;
 }
 
+} // namespace
+
+int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq) {
+    return lowest_length(cache, seq, seq->length, [](const LayerGeometry &, int64_t first) { return first; });
+}
+
 bool sequence_can_truncate(const skerry_cache *cache, const Sequence *seq, int64_t length, int64_t ahead) {
     if (length == 0) return true;
+    if (ahead == 0) return length >= sequence_lowest_truncate(cache, seq);
     const PolicyConfig &p = cache->policy();
-    int64_t lowest = sequence_lowest_truncate(cache, seq);
-    if (ahead == 0) return length >= lowest;
     const int64_t end = seq->length + ahead;
     const int64_t next = sequence_next_event(cache, seq);
     const bool prompt_may_end = p.prefill == SKERRY_PREFILL_WHOLE && p.routes() && (seq->prefilling || seq->prompt_length < 0);
-    if ((next >= 0 && next <= end) || (prompt_may_end && ahead > 0)) {
-        // An event may move whatever has left the recent region by then.
-        const int64_t counted = end + (p.paper() ? 1 : 0);
-        const int64_t windows = p.paper() ? std::max<int64_t>(0, (counted - p.sinks + p.window - 1) / p.window - p.recent / p.window)
-                                          : std::max<int64_t>(0, (counted - p.sinks - p.recent) / p.window);
-        lowest = std::max(lowest, windows == 0 ? lowest : p.sinks + windows * p.window);
-    }
-    for (const LayerGeometry &layer : cache->layers) {
-        if (layer.sliding_window > 0 && end > layer.sliding_window + p.window) lowest = std::max(lowest, end - p.window);
-    }
+    const bool moves = (next >= 0 && next <= end) || prompt_may_end;
+    // An event may move whatever has left the recent region by then.
+    const int64_t routed = p.paper() ? std::max<int64_t>(0, (end + 1 - p.sinks + p.window - 1) / p.window - p.recent / p.window)
+                                     : std::max<int64_t>(0, (end - p.sinks - p.recent) / p.window);
+    const int64_t lowest = lowest_length(cache, seq, end, [&](const LayerGeometry &layer, int64_t first) {
+        if (moves && routed > 0) first = std::max(first, p.sinks + routed * p.window);
+        if (layer.sliding_window > 0 && (moves || !p.routes())) {
+            const int64_t unseen = (end - layer.sliding_window + 1 - p.sinks) / p.window;
+            if (unseen > 0) first = std::max(first, p.sinks + unseen * p.window);
+        }
+        return first;
+    });
     return length >= lowest;
 }
 
