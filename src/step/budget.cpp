@@ -30,11 +30,6 @@ void for_each_slot(skerry_cache *cache, Visit &&visit) {
     });
 }
 
-struct TablesAndSequence {
-    Sequence *seq;
-    NewTables tables;
-};
-
 struct Moved {
     uint32_t from;
     uint32_t to;
@@ -115,28 +110,23 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     moved.reserve(static_cast<size_t>(used));
     Vector<TablesAndSequence> tables(CountedAllocator<TablesAndSequence>(cache->allocator, Owner::step));
     tables.reserve(static_cast<size_t>(plan.info.max_sequences));
-    try {
-        if (scratch > cache->scratch.size()) new_scratch.resize(scratch);
-        for (size_t k = 0; plan.bounded && k < slots.size(); ++k) {
-            const uint64_t have = cache->pool.slots(static_cast<int32_t>(k));
-            if (slots[k] <= have) continue;
-            cache->pool.grow(static_cast<int32_t>(k), slots[k] - have);
-            grown[k] = have + 1;
-        }
-        cache->sequences.for_each([&](uint64_t, Sequence *seq) { tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)}); });
-        for (Sequence *seq : cache->spare) tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)});
-        // From no budget to one: the spare sequences are made now.
-        cache->spare.reserve(static_cast<size_t>(plan.info.max_sequences));
-        while (plan.bounded && tables.size() < static_cast<size_t>(plan.info.max_sequences)) {
-            cache->spare.push_back(sequence_make(cache));
-            tables.push_back(TablesAndSequence{cache->spare.back(), prepare_tables(cache, cache->spare.back(), plan)});
-        }
-    } catch (...) {
-        for (size_t k = 0; k < grown.size(); ++k) {
-            if (grown[k] != 0) static_cast<void>(cache->pool.shrink(static_cast<int32_t>(k), grown[k] - 1));
-        }
-        throw;
+    if (scratch > cache->scratch.size()) new_scratch.resize(scratch);
+    cache->sequences.for_each([&](uint64_t, Sequence *seq) { tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)}); });
+    for (Sequence *seq : cache->spare) tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)});
+    // From no budget to one: the spare sequences are made now.
+    Vector<Owned<Sequence>> made(CountedAllocator<Owned<Sequence>>(cache->allocator, Owner::step));
+    made.reserve(static_cast<size_t>(plan.info.max_sequences));
+    cache->spare.reserve(static_cast<size_t>(plan.info.max_sequences));
+    while (plan.bounded && tables.size() < static_cast<size_t>(plan.info.max_sequences)) {
+        made.emplace_back(cache->allocator, Owner::tables, sequence_make(cache));
+        tables.push_back(TablesAndSequence{made.back().get(), prepare_tables(cache, made.back().get(), plan)});
     }
+    for (size_t k = 0; plan.bounded && k < slots.size(); ++k) {
+        const uint64_t have = cache->pool.slots(static_cast<int32_t>(k));
+        grown[k] = slots[k] > have ? slots[k] - have : 0;
+    }
+    cache->pool.grow(grown.span());
+    for (Owned<Sequence> &seq : made) cache->spare.push_back(seq.detach());
     if (new_scratch.size() != 0) cache->scratch.swap(new_scratch);
     cache->step.counters = skerry_counters{};
     cache->step.transitions.clear();

@@ -181,21 +181,25 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
         if (plan.bounded) {
             Buffer<uint64_t> slots(cache->allocator, Owner::context);
             wanted_slots(cache, plan, &slots, &cache->staging_slot_bytes, &cache->staging_table_bytes);
-            for (size_t k = 0; k < slots.size(); ++k) cache->pool.grow(static_cast<int32_t>(k), slots[k]);
+            cache->pool.grow(slots.span());
         }
         if (plan.bounded) cache->scratch.resize(plan_scratch_bytes(cache, plan));
         if (p.keeps_exact() && plan.exact_bytes > 0) {
             const uint64_t windows = static_cast<uint64_t>(plan.exact_windows) * static_cast<uint64_t>(plan.info.max_sequences);
+            Buffer<uint64_t> slots(cache->allocator, Owner::context);
+            slots.resize(static_cast<size_t>(cache->exact_pool.class_count()));
             for (size_t i = 0; i < cache->layers.size(); ++i) {
                 if (cache->layers[i].source != static_cast<int32_t>(i)) continue;
-                cache->exact_pool.grow(cache->classes[i].exact, windows * static_cast<uint64_t>(cache->layers[i].kv_heads));
+                slots[static_cast<size_t>(cache->classes[i].exact)] += windows * static_cast<uint64_t>(cache->layers[i].kv_heads);
             }
+            cache->exact_pool.grow(slots.span());
         }
         cache->sequences.reserve(static_cast<size_t>(plan.info.max_sequences));
         if (plan.bounded) {
             cache->spare.reserve(static_cast<size_t>(plan.info.max_sequences));
             for (int32_t i = 0; i < plan.info.max_sequences; ++i) cache->spare.push_back(sequence_make(cache));
         }
+        cache->step.wanted.resize(static_cast<size_t>(cache->pool.class_count()));
         cache->step.needed.resize(static_cast<size_t>(cache->pool.class_count()));
         cache->step.more.resize(static_cast<size_t>(plan.info.max_sequences));
         cache->step.cache = cache;

@@ -66,13 +66,14 @@ enum : uint8_t {
 
 struct skerry_step {
     explicit skerry_step(skerry::Allocator &allocator)
-        : needed(allocator, skerry::Owner::step), more(allocator, skerry::Owner::step), seqs(allocator, skerry::Owner::step), layers(allocator, skerry::Owner::step), observed(allocator, skerry::Owner::step),
+        : wanted(allocator, skerry::Owner::step), needed(allocator, skerry::Owner::step), more(allocator, skerry::Owner::step), seqs(allocator, skerry::Owner::step), layers(allocator, skerry::Owner::step), observed(allocator, skerry::Owner::step),
           transitions(allocator, skerry::Owner::step) {}
 
     skerry_cache *cache = nullptr;
     bool open = false;
     uint32_t flags = 0;
     int32_t rows = 0;
+    skerry::Buffer<uint64_t> wanted;
     skerry::Buffer<uint64_t> needed; // begin: slots per pool class, tiles per sequence
     skerry::Buffer<uint32_t> more;
     skerry::Buffer<skerry::StepSequence> seqs;
@@ -142,8 +143,14 @@ struct NewTables {
     LaneTables undo;
     Buffer<int64_t> pending;
 };
+struct TablesAndSequence {
+    Sequence *seq;
+    NewTables tables;
+};
 NewTables prepare_tables(skerry_cache *cache, const Sequence *seq, const CachePlan &plan);
 void adopt_tables(skerry_cache *cache, Sequence *seq, NewTables &&made);
+// Tables with room for `more` further tiles per lane, where a sequence without a budget has none: true when `out` holds them.
+bool sequence_reserve(skerry_cache *cache, const Sequence *seq, uint32_t more, NewTables *out);
 
 Status cache_check(skerry_cache *cache, skerry_error *error);
 void cache_memory(skerry_cache *cache, skerry_memory_info *info);
@@ -164,8 +171,6 @@ uint64_t sequence_fingerprint(skerry_cache *cache, const Sequence *seq);
 void sequence_diagnostics(skerry_cache *cache, const Sequence *seq, int32_t layer, skerry_diagnostics *out);
 int64_t sequence_next_event(const skerry_cache *cache, const Sequence *seq);
 
-// Room for `more` further tiles per lane; throws std::bad_alloc with nothing changed. Bounded caches never need it.
-void sequence_reserve(skerry_cache *cache, Sequence *seq, uint32_t more);
 // Gives back every slot of a lane, of the tables or of the undo copy.
 void lane_release(skerry_cache *cache, LaneTables &tables, int32_t layer, Lane &lane);
 // The pool bytes of one window (or the sinks) as it is stored now, dormant record included.

@@ -199,11 +199,11 @@ void adopt_tables(skerry_cache *cache, Sequence *seq, NewTables &&made) {
     swap_tables(cache, seq, made);
 }
 
-void sequence_reserve(skerry_cache *cache, Sequence *seq, uint32_t more) {
-    if (cache->plan.bounded) return;
+bool sequence_reserve(skerry_cache *cache, const Sequence *seq, uint32_t more, NewTables *out) {
+    if (cache->plan.bounded) return false;
     bool enough = true;
     for (const Lane &lane : seq->tables.lanes) enough = enough && lane.reserved + more <= lane.capacity;
-    if (enough) return;
+    if (enough) return false;
     Buffer<uint32_t> capacities(cache->allocator, Owner::step);
     Buffer<uint32_t> epochs(cache->allocator, Owner::step);
     for (const Lane &lane : seq->tables.lanes) {
@@ -211,7 +211,8 @@ void sequence_reserve(skerry_cache *cache, Sequence *seq, uint32_t more) {
         capacities.push_back(needed <= lane.capacity ? lane.capacity : needed + needed / 2);
         epochs.push_back(lane.epoch_capacity);
     }
-    adopt_tables(cache, seq, make_tables(cache, seq, capacities, epochs));
+    *out = make_tables(cache, seq, capacities, epochs);
+    return true;
 }
 
 Status sequence_find(skerry_cache *cache, skerry_seq id, Sequence **out, skerry_error *error, int32_t index) {
@@ -446,8 +447,9 @@ bool own_cut_windows(skerry_cache *cache, Sequence *seq, int64_t length) {
         }
         for (size_t k = 0; k < needed.size(); ++k) {
             const int32_t slot_class = static_cast<int32_t>(k);
-            if (needed[k] > cache->pool.available(slot_class)) cache->pool.grow(slot_class, needed[k] - cache->pool.available(slot_class));
+            needed[k] -= std::min(needed[k], cache->pool.available(slot_class));
         }
+        cache->pool.grow(needed.span());
     }
     for (Lane &lane : seq->tables.lanes) {
         const uint32_t t = cut_window(p, seq, lane, length);

@@ -67,7 +67,7 @@ uint64_t lane_open_limit(const skerry_cache *cache, const LaneQuota &q) {
     return static_cast<uint64_t>(q.open_slots() + (cache->policy().has_wide() ? 0 : q.full_windows));
 }
 
-void reserve_scratch(skerry_cache *cache, const Buffer<StepSequence> &seqs, const Buffer<uint32_t> &more) {
+uint64_t scratch_for(const skerry_cache *cache, const Buffer<StepSequence> &seqs, const Buffer<uint32_t> &more) {
     uint64_t bytes = 0;
     for (const LayerGeometry &layer : cache->layers) {
         int64_t entries = 1;
@@ -81,10 +81,7 @@ void reserve_scratch(skerry_cache *cache, const Buffer<StepSequence> &seqs, cons
         }
         bytes = std::max(bytes, layer_scratch_bytes(cache->context->device(), cache->policy(), layer, entries, epochs));
     }
-    if (bytes > cache->scratch.size()) {
-        cache->scratch.clear();
-        cache->scratch.resize(bytes + bytes / 4);
-    }
+    return bytes;
 }
 
 void call_before_layer(skerry_step *step, int32_t layer) {
@@ -173,6 +170,7 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
             }
         }
     }
+    std::fill(step->wanted.begin(), step->wanted.end(), uint64_t{0});
     for (size_t k = 0; k < needed.size(); ++k) {
         const int32_t slot_class = static_cast<int32_t>(k);
         const uint64_t available = cache->pool.available(slot_class);
@@ -182,10 +180,8 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
                         static_cast<int64_t>(available * cache->pool.slot_bytes(slot_class)), "this step needs %llu more slots of %u bytes, %llu are free",
                         static_cast<unsigned long long>(needed[k]), cache->pool.slot_bytes(slot_class), static_cast<unsigned long long>(available));
         }
-        cache->pool.grow(slot_class, needed[k] - available + cache->pool.slots(slot_class) / 4);
+        step->wanted[k] = needed[k] - available + cache->pool.slots(slot_class) / 4;
     }
-    for (size_t s = 0; s < step->seqs.size(); ++s) sequence_reserve(cache, step->seqs[s].seq, more[s]);
-    if (!cache->plan.bounded) reserve_scratch(cache, step->seqs, more);
     if (cache->callbacks.transitions != nullptr) {
         size_t most = 0;
         for (const StepSequence &part : step->seqs) {
@@ -194,6 +190,20 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
             }
         }
         step->transitions.reserve(std::min<size_t>(most, size_t{1} << 22));
+    }
+    if (!cache->plan.bounded) {
+        Vector<TablesAndSequence> tables(CountedAllocator<TablesAndSequence>(cache->allocator, Owner::step));
+        tables.reserve(step->seqs.size());
+        for (size_t s = 0; s < step->seqs.size(); ++s) {
+            NewTables larger(cache->allocator);
+            if (sequence_reserve(cache, step->seqs[s].seq, more[s], &larger)) tables.push_back(TablesAndSequence{step->seqs[s].seq, std::move(larger)});
+        }
+        Buffer<uint8_t> scratch(cache->allocator, Owner::scratch, 64);
+        const uint64_t bytes = scratch_for(cache, step->seqs, more);
+        if (bytes > cache->scratch.size()) scratch.resize(bytes + bytes / 4);
+        cache->pool.grow(step->wanted.span());
+        if (!scratch.empty()) cache->scratch.swap(scratch);
+        for (TablesAndSequence &entry : tables) adopt_tables(cache, entry.seq, std::move(entry.tables));
     }
     step->transitions.clear();
 

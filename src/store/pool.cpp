@@ -33,12 +33,14 @@ int32_t Pool::add_class(uint32_t slot_bytes) {
     return static_cast<int32_t>(classes_.size() - 1);
 }
 
-void Pool::grow(int32_t slot_class, uint64_t slots) {
-    if (slots == 0) return;
-    Class &kind = classes_[static_cast<size_t>(slot_class)];
-    const uint64_t per_chunk = chunk_bytes / kind.slot_bytes;
+void Pool::grow(std::span<const uint64_t> slots) {
     const size_t before = chunks_.size();
-    const size_t after = before + static_cast<size_t>((slots + per_chunk - 1) / per_chunk);
+    size_t after = before;
+    for (size_t k = 0; k < slots.size(); ++k) {
+        const uint64_t per_chunk = chunk_bytes / classes_[k].slot_bytes;
+        after += static_cast<size_t>((slots[k] + per_chunk - 1) / per_chunk);
+    }
+    if (after == before) return;
     // Everything is made beside what is there, and taken over at once.
     Buffer<Chunk> chunks(*allocator_, Owner::context);
     Buffer<uint8_t *> data(*allocator_, Owner::context);
@@ -46,32 +48,36 @@ void Pool::grow(int32_t slot_class, uint64_t slots) {
     data.reserve(after);
     chunks.append(chunks_.span());
     data.append(chunk_data_.span());
-    uint64_t left = slots;
-    while (chunks.size() < after) {
-        const uint32_t here = static_cast<uint32_t>(std::min(left, per_chunk));
-        const size_t bytes = size_t{here} * kind.slot_bytes;
-        uint16_t *references = static_cast<uint16_t *>(allocator_->try_allocate(owner_, side_bytes(here)));
-        uint8_t *memory = static_cast<uint8_t *>(allocator_->try_allocate(owner_, bytes, chunk_alignment(bytes)));
-        if (references == nullptr || memory == nullptr) {
-            allocator_->release(owner_, references, side_bytes(here));
-            allocator_->release(owner_, memory, bytes, chunk_alignment(bytes));
-            for (size_t i = before; i < chunks.size(); ++i) {
-                allocator_->release(owner_, chunks[i].references, side_bytes(chunks[i].slots));
-                allocator_->release(owner_, data[i], chunks[i].bytes, chunk_alignment(chunks[i].bytes));
+    for (size_t k = 0; k < slots.size(); ++k) {
+        const uint32_t slot_bytes = classes_[k].slot_bytes;
+        for (uint64_t left = slots[k]; left > 0;) {
+            const uint32_t here = static_cast<uint32_t>(std::min<uint64_t>(left, chunk_bytes / slot_bytes));
+            const size_t bytes = size_t{here} * slot_bytes;
+            uint16_t *references = static_cast<uint16_t *>(allocator_->try_allocate(owner_, side_bytes(here)));
+            uint8_t *memory = static_cast<uint8_t *>(allocator_->try_allocate(owner_, bytes, chunk_alignment(bytes)));
+            if (references == nullptr || memory == nullptr) {
+                allocator_->release(owner_, references, side_bytes(here));
+                allocator_->release(owner_, memory, bytes, chunk_alignment(bytes));
+                for (size_t i = before; i < chunks.size(); ++i) {
+                    allocator_->release(owner_, chunks[i].references, side_bytes(chunks[i].slots));
+                    allocator_->release(owner_, data[i], chunks[i].bytes, chunk_alignment(chunks[i].bytes));
+                }
+                throw std::bad_alloc();
             }
-            throw std::bad_alloc();
+            std::memset(references, 0, side_bytes(here));
+            // Touched here: a first touch costs microseconds per page, which no step should pay.
+            std::memset(memory, 0, bytes);
+            chunks.push_back(Chunk{static_cast<int32_t>(k), here, 0, 0, references, bytes});
+            data.push_back(memory);
+            left -= here;
         }
-        std::memset(references, 0, side_bytes(here));
-        // Touched here: a first touch costs microseconds per page, which no step should pay.
-        std::memset(memory, 0, bytes);
-        chunks.push_back(Chunk{slot_class, here, 0, 0, references, bytes});
-        data.push_back(memory);
-        left -= here;
     }
     chunks_.swap(chunks);
     chunk_data_.swap(data);
-    kind.slots += slots;
-    kind.first_free_chunk = std::min(kind.first_free_chunk, static_cast<int32_t>(before));
+    for (size_t k = 0; k < slots.size(); ++k) {
+        classes_[k].slots += slots[k];
+        if (slots[k] > 0) classes_[k].first_free_chunk = std::min(classes_[k].first_free_chunk, static_cast<int32_t>(before));
+    }
 }
 
 uint32_t Pool::place_of(int32_t slot_class, uint64_t index) const {

@@ -6,6 +6,7 @@
 #include <skerry/backend.h>
 
 #include <cstdint>
+#include <span>
 
 #include "base/alloc.hpp"
 
@@ -26,8 +27,8 @@ public:
     // A slot size, a multiple of 64 bytes and at most a chunk. Equal sizes may be added twice and stay apart.
     int32_t add_class(uint32_t slot_bytes);
 
-    // Adds `slots` slots; throws std::bad_alloc and has then added nothing. grow() with 0 does nothing.
-    void grow(int32_t slot_class, uint64_t slots);
+    // Adds slots[c] slots to every class c; throws std::bad_alloc and has then added nothing.
+    void grow(std::span<const uint64_t> slots);
 
     // Takes away free slots until the class has `slots`, and gives their chunks back. Every used slot must lie below the new end:
     // see relocation_of. Returns false, with nothing changed, when memory for a shorter last chunk cannot be had.
