@@ -481,16 +481,20 @@ void unpack_r_values(skerry_format format, const uint8_t *part, int dim, int cap
 // Tokens that are not there weigh nothing, whatever their scale says.
 Vec load_scales(const uint8_t *scales, int count) { return count == lanes ? v_load_f16(scales) : v_load_f16_n(scales, count); }
 
-// Sixteen codes of `bits` bits (2 or 4), the first in the low bits of `bytes`.
-Vec code_lanes(const uint8_t *bytes, int bits, size_t available) {
+// Sixteen codes of `bits` bits (2 or 4), the first in the low bits of `bytes`. Reads eight bytes where `end` allows it: the grids
+// that follow the codes of a part are nearly always long enough.
+Vec code_lanes(const uint8_t *bytes, int bits, const uint8_t *end) {
     uint32_t word[2] = {0, 0};
-    const size_t wanted = 2 * static_cast<size_t>(bits);
-    std::memcpy(word, bytes, available < wanted ? available : wanted);
+    if (end - bytes >= 8) {
+        std::memcpy(word, bytes, 8);
+    } else {
+        std::memcpy(word, bytes, static_cast<size_t>(end - bytes));
+    }
     const IVec mask = i_set1((1u << bits) - 1u), lane = i_lanes(0);
-    if (bits == 2) return i_to_f32(i_and(i_right_by(i_set1(word[0]), i_mul(lane, 2)), mask));
+    if (bits == 2) return i_to_f32(i_and(i_right_by(i_set1(word[0]), i_left<1>(lane)), mask));
     // Shifts by 32 and more give 0, those of the other half included.
-    const Vec low = i_to_f32(i_and(i_right_by(i_set1(word[0]), i_mul(lane, 4)), mask));
-    return v_add(low, i_to_f32(i_and(i_right_by(i_set1(word[1]), i_mul(i_lanes(-8), 4)), mask)));
+    const Vec low = i_to_f32(i_and(i_right_by(i_set1(word[0]), i_left<2>(lane)), mask));
+    return v_add(low, i_to_f32(i_and(i_right_by(i_set1(word[1]), i_left<2>(i_lanes(-8))), mask)));
 }
 
 Vec load_grid(const uint8_t *at, int n, bool is_bf16) { return is_bf16 ? v_load_bf16_n(at, n) : v_load_f16_n(at, n); }
@@ -541,13 +545,17 @@ void unpack_c_keys(const Work &w, skerry_format format, int capacity, const Item
     const int dim = w.key_dim, bits = format_bits(format);
     const bool is_bf16 = w.params->grid_dtype == SKERRY_DTYPE_BF16;
     const size_t row = (static_cast<size_t>(capacity) * static_cast<size_t>(bits) + 7) / 8;
-    const size_t skip = 2 * static_cast<size_t>(bits) * static_cast<size_t>(item.sub);
     const uint8_t *const scales = item.key + c_code_bytes(format, SKERRY_SIDE_KEY, dim, capacity), *const zeros = scales + 2 * dim;
-    for (int c = 0; c < dim; ++c) {
-        const Vec code = code_lanes(item.key + static_cast<size_t>(c) * row + skip, bits, row - skip);
-        const Vec scale = v_set1(v_first_of(load_grid(scales + 2 * c, 1, is_bf16)));
-        const Vec zero = v_set1(v_first_of(load_grid(zeros + 2 * c, 1, is_bf16)));
-        v_store(keys + static_cast<ptrdiff_t>(c) * lanes, held(v_fma(code, scale, zero), is_bf16));
+    const uint8_t *const codes = item.key + 2 * static_cast<ptrdiff_t>(bits) * item.sub, *const end = zeros + 2 * dim;
+    for (int first = 0; first < dim; first += lanes) {
+        const int n = dim - first < lanes ? dim - first : lanes;
+        float scale[lanes], zero[lanes];
+        v_store(scale, load_grid(scales + 2 * first, n, is_bf16));
+        v_store(zero, load_grid(zeros + 2 * first, n, is_bf16));
+        for (int i = 0; i < n; ++i) {
+            const Vec code = code_lanes(codes + static_cast<size_t>(first + i) * row, bits, end);
+            v_store(keys + static_cast<ptrdiff_t>(first + i) * lanes, held(v_fma(code, v_set1(scale[i]), v_set1(zero[i])), is_bf16));
+        }
     }
     if (w.params->inverse_frequencies != nullptr) rotate_keys(*w.params, item.first, keys);
 }
@@ -557,24 +565,29 @@ void unpack_c_values(const Work &w, skerry_format format, int capacity, const It
     const int group = groups == 1 ? dim : w.params->value_group;
     const bool is_bf16 = w.params->grid_dtype == SKERRY_DTYPE_BF16;
     const size_t row = (static_cast<size_t>(dim) * static_cast<size_t>(bits) + 7) / 8;
+    const ptrdiff_t grids = static_cast<ptrdiff_t>(groups) * capacity;
     const uint8_t *const scales = item.value + c_code_bytes(format, SKERRY_SIDE_VALUE, dim, capacity);
-    const uint8_t *const zeros = scales + 2 * static_cast<ptrdiff_t>(groups) * capacity;
+    const uint8_t *const zeros = scales + 2 * grids, *const end = zeros + 2 * grids;
+    const ptrdiff_t first = static_cast<ptrdiff_t>(lanes) * item.sub;
     for (int t = 0; t < item.count; ++t) {
-        const int token = lanes * item.sub + t;
-        const uint8_t *const codes = item.value + static_cast<size_t>(token) * row;
+        const uint8_t *const codes = item.value + static_cast<size_t>(first + t) * row;
         float *const to = values + static_cast<ptrdiff_t>(t) * w.value_pad;
-        for (int c = 0; c < dim; c += lanes) {
-            const size_t skip = static_cast<size_t>(c * bits / 8);
-            v_store(to + c, code_lanes(codes + skip, bits, row - skip));
-        }
-        for (int g = 0; g < groups; ++g) {
-            const ptrdiff_t at = 2 * (static_cast<ptrdiff_t>(token) * groups + g);
-            const Vec scale = v_set1(v_first_of(load_grid(scales + at, 1, is_bf16)));
-            const Vec zero = v_set1(v_first_of(load_grid(zeros + at, 1, is_bf16)));
-            const int end = (g + 1) * group < dim ? (g + 1) * group : dim;
-            for (int c = g * group; c < end; c += lanes) {
-                const int n = end - c < lanes ? end - c : lanes;
-                v_store_n(to + c, held(v_fma(v_load(to + c), scale, zero), is_bf16), n);
+        for (int c = 0; c < dim; c += lanes) v_store(to + c, code_lanes(codes + c * bits / 8, bits, end));
+    }
+    // All grids of these tokens, 16 at a time; a group need not begin with a vector.
+    const ptrdiff_t last = (first + item.count) * groups;
+    for (ptrdiff_t at = first * groups; at < last; at += lanes) {
+        const int n = last - at < lanes ? static_cast<int>(last - at) : lanes;
+        float scale[lanes], zero[lanes];
+        v_store(scale, load_grid(scales + 2 * at, n, is_bf16));
+        v_store(zero, load_grid(zeros + 2 * at, n, is_bf16));
+        for (int i = 0; i < n; ++i) {
+            const int token = static_cast<int>((at + i) / groups - first), g = static_cast<int>((at + i) % groups);
+            float *const to = values + static_cast<ptrdiff_t>(token) * w.value_pad;
+            const int stop = (g + 1) * group < dim ? (g + 1) * group : dim;
+            for (int c = g * group; c < stop; c += lanes) {
+                const int m = stop - c < lanes ? stop - c : lanes;
+                v_store_n(to + c, held(v_fma(v_load(to + c), v_set1(scale[i]), v_set1(zero[i])), is_bf16), m);
             }
         }
     }

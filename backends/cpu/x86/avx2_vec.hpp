@@ -108,9 +108,6 @@ static inline IVec i_load_n(const void *at, int n) {
 }
 static inline IVec i_lanes(int32_t first) { return {lane_numbers(first), lane_numbers(first + 8)}; }
 static inline IVec i_add(IVec x, IVec y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-static inline IVec i_mul(IVec x, int by) {
-    return {_mm256_mullo_epi32(x.a, _mm256_set1_epi32(by)), _mm256_mullo_epi32(x.b, _mm256_set1_epi32(by))};
-}
 static inline IVec i_set1(uint32_t x) {
     return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
 }

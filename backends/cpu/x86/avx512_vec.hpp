@@ -64,7 +64,6 @@ static inline IVec i_lanes(int32_t first) {
     return _mm512_add_epi32(_mm512_set1_epi32(first), _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 static inline IVec i_add(IVec a, IVec b) { return _mm512_add_epi32(a, b); }
-static inline IVec i_mul(IVec x, int by) { return _mm512_mullo_epi32(x, _mm512_set1_epi32(by)); }
 static inline IVec i_set1(uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
 static inline IVec i_right_by(IVec x, IVec shift) { return _mm512_srlv_epi32(x, shift); }
 static inline IVec i_and(IVec a, IVec b) { return _mm512_and_si512(a, b); }
