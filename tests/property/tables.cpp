@@ -41,7 +41,7 @@ struct World {
     std::vector<skerry_transition> moves;
     std::map<std::tuple<int, int, int, bool, bool>, uint64_t> slot_bytes;
     skerry_error error = make<skerry_error>();
-    uint64_t operations = 0, refused_steps = 0;
+    uint64_t operations = 0, refused_steps = 0, forks = 0, truncations = 0, budgets = 0;
     std::vector<float> buffer[3];
 
     World(skerry_policy_kind kind, bool paper, uint64_t seed) : rng(seed), context(make_context()) {
@@ -539,6 +539,7 @@ struct World {
             const skerry_status status = skerry_seq_fork(cache.get(), seq.id, length, &child.id, &error);
             expect(fingerprint(seq) == before, "a fork changed its parent");
             if (status == SKERRY_OK) {
+                ++forks;
                 expect(legal && room, "a fork that should be refused");
                 const int64_t was = child.length;
                 child.length = target;
@@ -562,6 +563,7 @@ struct World {
             const skerry_status status = skerry_seq_truncate(cache.get(), seq.id, target, &error);
             expect(legal == (status == SKERRY_OK), "truncate: ", error.message);
             if (status == SKERRY_OK) {
+                ++truncations;
                 const int64_t was = seq.length;
                 seq.length = target;
                 seq.history.turn(target, rng.next());
@@ -578,6 +580,7 @@ struct World {
             ++operations;
             const skerry_status status = skerry_cache_set_budget(cache.get(), &budget, &error);
             if (status == SKERRY_OK) {
+                ++budgets;
                 expect(budget.bytes >= plan.minimum_bytes, "a budget below the minimum was taken");
                 slot_bytes.clear();
                 check_all(true);
@@ -600,7 +603,8 @@ struct World {
 
 void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
     const uint64_t total = SKERRY_PROPERTY_OPERATIONS / parts;
-    uint64_t done = 0, refused_steps = 0;
+    uint64_t done = 0, refused_steps = 0, forks = 0, truncations = 0, budgets = 0;
+    skerry_counters sum{};
     for (uint64_t seed = 1; done < total; ++seed) {
         const uint64_t full_seed = seed * 1000 + static_cast<uint64_t>(kind) * 2 + (paper ? 1 : 0);
         uint64_t here = 0;
@@ -618,12 +622,40 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
                          "bytes are left behind");
             here = world.operations;
             refused_steps += world.refused_steps;
+            forks += world.forks;
+            truncations += world.truncations;
+            budgets += world.budgets;
+            const skerry_counters c = counters_of(world.cache.get());
+            sum.demotions_written += c.demotions_written;
+            sum.demotions_ledger += c.demotions_ledger;
+            sum.promotions_exact += c.promotions_exact;
+            sum.promotions_recovered += c.promotions_recovered;
+            sum.evictions += c.evictions;
+            sum.steps_committed += c.steps_committed;
+            sum.steps_aborted += c.steps_aborted;
         } catch (const Broken &broken) {
             FAIL("kind ", kind, std::string(paper ? " as published, " : ", "), "seed ", full_seed, ": ", std::string(broken.what()));
         }
         done += here;
     }
-    MESSAGE(done, " operations, ", refused_steps, " steps refused for their bytes");
+    MESSAGE(done, " operations: ", sum.steps_committed, " steps, ", sum.steps_aborted, " aborted, ", refused_steps, " refused, ", forks,
+            " forks, ", truncations, " truncations, ", budgets, " budgets; ", sum.demotions_written, " windows quantised, ",
+            sum.demotions_ledger, " again, ", sum.promotions_exact, " promoted exactly, ", sum.promotions_recovered, " recovered, ",
+            sum.evictions, " evicted");
+    // What never happened was not tested.
+    CHECK(sum.steps_aborted > 0);
+    CHECK(forks > 0);
+    CHECK(truncations > 0);
+    if (kind >= SKERRY_POLICY_STREAMING) {
+        CHECK(budgets > 0);
+        CHECK(sum.evictions > 0);
+    }
+    if (kind >= SKERRY_POLICY_QUANTISE) CHECK(sum.demotions_written > 0);
+    if (kind == SKERRY_POLICY_QEVICT) {
+        CHECK(sum.demotions_ledger > 0);
+        CHECK(sum.promotions_exact > 0);
+        CHECK(sum.promotions_recovered > 0);
+    }
     CHECK(done >= total);
 }
 
