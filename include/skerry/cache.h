@@ -95,7 +95,8 @@ enum {
  * prompt is cut into steps, in either mode. */
 typedef int32_t skerry_prefill;
 enum {
-    SKERRY_PREFILL_SPLIT = 0, /* at every period; a step that crosses one is split inside. Needs the library's attend, or steps that end at periods */
+    /* At every period; a step that crosses one is split inside. Needs the library's attend, or steps that end at periods. */
+    SKERRY_PREFILL_SPLIT = 0,
     SKERRY_PREFILL_WHOLE = 1  /* steps with SKERRY_STEP_PREFILL collect in full precision; compacted once when the prompt ends */
 };
 

@@ -61,8 +61,8 @@ typedef struct skerry_diagnostics {
     uint32_t struct_size;
     uint32_t events;          /* routing events seen */
     double   churn;           /* mean share of readable history windows that changed between consecutive events */
-    double   missed_mass;     /* online estimate of the future missed mass: the last share of mass that evicted windows had before they left,
-                                 over all mass; see docs/quality.md */
+    double   missed_mass;     /* online estimate of the future missed mass: what evicted windows are thought to have kept of the
+                                 mass they had when they left, over all mass; see docs/quality.md */
     double   lir;             /* rescued / eligible episodes of windows outside the full tier; m = 4, h = 8 */
     uint64_t lir_eligible;
     uint64_t lir_rescued;

@@ -123,7 +123,7 @@ typedef struct skerry_observe_desc {
                                           group's query heads, in the order of skerry_step_gather with all tiers; NULL: none */
     const float         *merged_lse;   /* [rows, query_heads / kv_heads]: the log-sum-exp over all tiers, after an attend over some of them;
                                           the library then computes the masses itself from `queries`. NULL: none */
-    const skerry_tensor *queries;      /* [rows, query_heads / kv_heads, key_dim] of the head's group; NULL: none. Balances the keys' codec */
+    const skerry_tensor *queries;      /* [rows, query_heads / kv_heads, key_dim] of the head's group; NULL: none. For the keys' balance */
     int32_t              seq_index;
     int32_t              layer;
     int32_t              kv_head;

@@ -12,9 +12,10 @@ const char *skerry_status_text(skerry_status status) { return skerry::status_tex
 int32_t skerry_version(void) { return SKERRY_API_VERSION; }
 
 const char *skerry_build_text(void) {
-    return "skerry " SKERRY_STRING(SKERRY_API_MAJOR) "." SKERRY_STRING(SKERRY_API_MINOR) "." SKERRY_STRING(SKERRY_API_PATCH) ", "
+    return "skerry " SKERRY_STRING(SKERRY_API_MAJOR) "." SKERRY_STRING(SKERRY_API_MINOR) "." SKERRY_STRING(
+        SKERRY_API_PATCH) ", "
 #if defined(__VERSION__)
-           "compiler " __VERSION__ ", "
+                          "compiler " __VERSION__ ", "
 #endif
-           "backends: cpu";
+                          "backends: cpu";
 }

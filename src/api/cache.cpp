@@ -12,14 +12,16 @@ Status read_cache_desc(const skerry_cache_desc *given, skerry_cache_desc *desc, 
         return unknown_flags(error, 1, desc->flags, SKERRY_CACHE_EXACT_ATTEND, "desc.flags");
     }
     if (desc->nonfinite != SKERRY_NONFINITE_REFUSE && desc->nonfinite != SKERRY_NONFINITE_ZERO) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_VALUES, -1, desc->nonfinite, SKERRY_NONFINITE_ZERO, "desc.nonfinite is %d", desc->nonfinite);
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_VALUES, -1, desc->nonfinite, SKERRY_NONFINITE_ZERO, "desc.nonfinite is %d",
+                    desc->nonfinite);
     }
     if (desc->device_type != SKERRY_DEVICE_CPU || desc->device_index != 0) {
         return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_BACKEND, desc->device_index, desc->device_type, SKERRY_DEVICE_CPU,
                     "device %d:%d: this build stores on the CPU only", desc->device_type, desc->device_index);
     }
     if (desc->callbacks != nullptr) {
-        if (const Status status = read_struct(desc->callbacks, sizeof *callbacks, callbacks, sizeof *callbacks, 1, "desc.callbacks", error); status < 0) {
+        if (const Status status = read_struct(desc->callbacks, sizeof *callbacks, callbacks, sizeof *callbacks, 1, "desc.callbacks", error);
+            status < 0) {
             return status;
         }
         if (callbacks->flags != 0) return unknown_flags(error, 1, callbacks->flags, 0, "desc.callbacks.flags");
@@ -84,7 +86,8 @@ skerry_status skerry_cache_set_budget(skerry_cache *cache, const skerry_budget_d
     return guarded(error, [&]() -> Status {
         skerry_budget_desc budget{};
         if (const Status status = read_struct(given, sizeof budget, &budget, sizeof budget, 1, "budget", error); status < 0) return status;
-        if (budget.flags != 0 || budget.reserved != 0) return unknown_flags(error, 1, budget.flags, 0, "budget.flags (or its reserved field)");
+        if (budget.flags != 0 || budget.reserved != 0)
+            return unknown_flags(error, 1, budget.flags, 0, "budget.flags (or its reserved field)");
         return cache_set_budget(cache, budget, error);
     });
 }

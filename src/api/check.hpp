@@ -15,7 +15,8 @@ inline Status null_argument(skerry_error *error, int32_t index, const char *name
 }
 
 inline Status unknown_flags(skerry_error *error, int32_t index, uint32_t found, uint32_t known, const char *name) {
-    return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_FLAGS, index, found, known, "%s is 0x%x; known bits are 0x%x", name, found, known);
+    return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_FLAGS, index, found, known, "%s is 0x%x; known bits are 0x%x", name, found,
+                known);
 }
 
 template <class Body>
@@ -32,17 +33,20 @@ Status guarded(skerry_error *error, Body &&body) noexcept {
 // Copies an info struct out, as far as the caller's reaches; its struct_size stays the caller's.
 template <class Info>
 void copy_out(const Info &from, Info *to, uint32_t writable) {
-    std::memcpy(reinterpret_cast<uint8_t *>(to) + sizeof(uint32_t), reinterpret_cast<const uint8_t *>(&from) + sizeof(uint32_t), writable - sizeof(uint32_t));
+    std::memcpy(reinterpret_cast<uint8_t *>(to) + sizeof(uint32_t), reinterpret_cast<const uint8_t *>(&from) + sizeof(uint32_t),
+                writable - sizeof(uint32_t));
 }
 
 inline Status check_layer_head(const skerry_cache *cache, int32_t layer, int32_t head, skerry_error *error) {
     const int32_t layers = static_cast<int32_t>(cache->layers.size());
     if (layer < 0 || layer >= layers) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, layer, layer, layers - 1, "layer %d: the cache has layers 0 to %d", layer, layers - 1);
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, layer, layer, layers - 1, "layer %d: the cache has layers 0 to %d",
+                    layer, layers - 1);
     }
     const int32_t heads = cache->layers[static_cast<size_t>(layer)].kv_heads;
     if (head < 0 || head >= heads) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_HEADS, layer, head, heads - 1, "KV head %d: layer %d has heads 0 to %d", head, layer, heads - 1);
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_HEADS, layer, head, heads - 1, "KV head %d: layer %d has heads 0 to %d",
+                    head, layer, heads - 1);
     }
     return SKERRY_OK;
 }

@@ -20,8 +20,8 @@ skerry_status skerry_context_create(const skerry_context_desc *given, skerry_con
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 0, 1, 2, "desc.allocator has only one of alloc and release");
         }
         if (desc.worker_count > limits::max_workers) {
-            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 0, desc.worker_count, limits::max_workers, "desc.worker_count is %u, at most %u",
-                        desc.worker_count, limits::max_workers);
+            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 0, desc.worker_count, limits::max_workers,
+                        "desc.worker_count is %u, at most %u", desc.worker_count, limits::max_workers);
         }
         *out = context_create(desc);
         return SKERRY_OK;
@@ -42,7 +42,8 @@ skerry_status skerry_context_get_device(skerry_context *context, int32_t index, 
     uint32_t writable = 0;
     if (const Status status = check_out_struct(info, sizeof *info, sizeof *info, 2, "info", &writable, error); status < 0) return status;
     if (index != 0) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 1, index, 0, "device %d: this build has device 0, the CPU", index);
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 1, index, 0, "device %d: this build has device 0, the CPU",
+                    index);
     }
     skerry_device_info filled{};
     filled.type = SKERRY_DEVICE_CPU;

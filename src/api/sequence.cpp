@@ -45,8 +45,9 @@ skerry_status skerry_seq_can_truncate(skerry_cache *cache, skerry_seq id, int64_
     Sequence *seq = nullptr;
     if (const Status status = sequence_find(cache, id, &seq, error); status < 0) return status;
     if (ahead < 0 || length < 0 || length > seq->length + ahead) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_POSITION, -1, length, seq->length + ahead, "length %lld of a sequence of %lld + %lld tokens",
-                    static_cast<long long>(length), static_cast<long long>(seq->length), static_cast<long long>(ahead));
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_POSITION, -1, length, seq->length + ahead,
+                    "length %lld of a sequence of %lld + %lld tokens", static_cast<long long>(length), static_cast<long long>(seq->length),
+                    static_cast<long long>(ahead));
     }
     return sequence_can_truncate(cache, seq, length, ahead) ? SKERRY_OK : SKERRY_MISS;
 }
@@ -63,8 +64,8 @@ skerry_status skerry_seq_get_info(skerry_cache *cache, skerry_seq id, skerry_seq
     return SKERRY_OK;
 }
 
-skerry_status skerry_seq_list_ranges(skerry_cache *cache, skerry_seq id, int32_t layer, int32_t kv_head, skerry_range *ranges, int32_t capacity,
-                                     int32_t *needed, skerry_error *error) {
+skerry_status skerry_seq_list_ranges(skerry_cache *cache, skerry_seq id, int32_t layer, int32_t kv_head, skerry_range *ranges,
+                                     int32_t capacity, int32_t *needed, skerry_error *error) {
     if (cache == nullptr) return null_argument(error, 0, "cache");
     if (needed == nullptr) return null_argument(error, 6, "needed");
     if (capacity < 0 || (capacity > 0 && ranges == nullptr)) return null_argument(error, 4, "ranges (or capacity is negative)");

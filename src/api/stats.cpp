@@ -17,7 +17,8 @@ skerry_status skerry_cache_get_memory(skerry_cache *cache, skerry_memory_info *i
 skerry_status skerry_cache_get_counters(skerry_cache *cache, skerry_counters *counters, skerry_error *error) {
     if (cache == nullptr) return null_argument(error, 0, "cache");
     uint32_t writable = 0;
-    if (const Status status = check_out_struct(counters, sizeof *counters, sizeof *counters, 1, "counters", &writable, error); status < 0) return status;
+    if (const Status status = check_out_struct(counters, sizeof *counters, sizeof *counters, 1, "counters", &writable, error); status < 0)
+        return status;
     copy_out(cache->counters, counters, writable);
     return SKERRY_OK;
 }

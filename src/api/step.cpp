@@ -12,8 +12,8 @@ Status check_place(const skerry_step *step, int32_t seq_index, int32_t layer, in
     if (const Status status = check_open(step, error); status < 0) return status;
     const int32_t count = static_cast<int32_t>(step->seqs.size());
     if (seq_index < 0 || seq_index >= count) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_SEQUENCE, seq_index, seq_index, count - 1, "seq_index %d: the step has places 0 to %d", seq_index,
-                    count - 1);
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_SEQUENCE, seq_index, seq_index, count - 1,
+                    "seq_index %d: the step has places 0 to %d", seq_index, count - 1);
     }
     return check_layer_head(step->cache, layer, head, error);
 }
@@ -39,8 +39,8 @@ skerry_status skerry_step_begin(skerry_cache *cache, const skerry_step_desc *giv
     });
 }
 
-skerry_status skerry_step_append(skerry_step *step, int32_t layer, const skerry_tensor *keys, const skerry_tensor *values, const skerry_stream *stream,
-                                 skerry_error *error) {
+skerry_status skerry_step_append(skerry_step *step, int32_t layer, const skerry_tensor *keys, const skerry_tensor *values,
+                                 const skerry_stream *stream, skerry_error *error) {
     if (step == nullptr) return null_argument(error, 0, "step");
     if (keys == nullptr) return null_argument(error, 2, "keys");
     if (values == nullptr) return null_argument(error, 3, "values");
@@ -63,8 +63,8 @@ skerry_status skerry_step_attend(skerry_step *step, const skerry_attend_desc *gi
     return guarded(error, [&] { return step_attend(step, desc, error); });
 }
 
-skerry_status skerry_step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t kv_head, uint32_t tiers, skerry_part *parts, int32_t capacity,
-                               int32_t *needed, skerry_error *error) {
+skerry_status skerry_step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t kv_head, uint32_t tiers, skerry_part *parts,
+                               int32_t capacity, int32_t *needed, skerry_error *error) {
     if (step == nullptr) return null_argument(error, 0, "step");
     if (needed == nullptr) return null_argument(error, 7, "needed");
     if (capacity < 0 || (capacity > 0 && parts == nullptr)) return null_argument(error, 5, "parts (or capacity is negative)");
@@ -90,7 +90,8 @@ skerry_status skerry_step_observe(skerry_step *step, const skerry_observe_desc *
     if (const Status status = read_struct(given, sizeof desc, &desc, sizeof desc, 1, "desc", error); status < 0) return status;
     if (desc.flags != 0) return unknown_flags(error, 1, desc.flags, 0, "desc.flags");
     if (const Status status = check_place(step, desc.seq_index, desc.layer, desc.kv_head, error); status < 0) return status;
-    if (desc.masses == nullptr && desc.merged_lse == nullptr && desc.queries == nullptr) return null_argument(error, 1, "all of masses, merged_lse and queries");
+    if (desc.masses == nullptr && desc.merged_lse == nullptr && desc.queries == nullptr)
+        return null_argument(error, 1, "all of masses, merged_lse and queries");
     return guarded(error, [&] { return step_observe(step, desc, error); });
 }
 
@@ -100,11 +101,13 @@ skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const 
     if (nats == nullptr) return null_argument(error, 2, "nats");
     const int32_t expected = step->seqs[static_cast<size_t>(seq_index)].count;
     if (count != expected) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, seq_index, count, expected, "%d surprisals for %d tokens", count, expected);
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, seq_index, count, expected, "%d surprisals for %d tokens", count,
+                    expected);
     }
     for (int32_t i = 0; i < count; ++i) {
         if (std::isfinite(nats[i]) && nats[i] >= 0) continue;
-        return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, i, 0, 0, "surprisal of token %d is no finite number of at least 0", i);
+        return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, i, 0, 0,
+                    "surprisal of token %d is no finite number of at least 0", i);
     }
     return guarded(error, [&] { return step_surprisal(step, seq_index, nats, error); });
 }

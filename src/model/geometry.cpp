@@ -7,8 +7,8 @@
 
 namespace skerry {
 
-Status read_struct(const void *from, uint32_t first_size, void *to, uint32_t known_size, int32_t argument,
-                   const char *what, skerry_error *error) {
+Status read_struct(const void *from, uint32_t first_size, void *to, uint32_t known_size, int32_t argument, const char *what,
+                   skerry_error *error) {
     if (from == nullptr) {
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, argument, 0, 0, "%s is NULL", what);
     }
@@ -30,8 +30,8 @@ Status read_struct(const void *from, uint32_t first_size, void *to, uint32_t kno
     return SKERRY_OK;
 }
 
-Status check_out_struct(const void *out, uint32_t first_size, uint32_t known_size, int32_t argument, const char *what,
-                        uint32_t *writable, skerry_error *error) {
+Status check_out_struct(const void *out, uint32_t first_size, uint32_t known_size, int32_t argument, const char *what, uint32_t *writable,
+                        skerry_error *error) {
     if (out == nullptr) {
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, argument, 0, 0, "%s is NULL", what);
     }
@@ -54,8 +54,7 @@ Status bad(skerry_error *error, uint32_t subject, int32_t layer, int64_t found, 
 
 Status read_rotary(const skerry_rotary_desc *from, int32_t index, LayerGeometry *out, skerry_error *error) {
     skerry_rotary_desc rotary;
-    if (const Status status = read_struct(from, sizeof(skerry_rotary_desc), &rotary, sizeof rotary, index, "rotary", error);
-        status < 0) {
+    if (const Status status = read_struct(from, sizeof(skerry_rotary_desc), &rotary, sizeof rotary, index, "rotary", error); status < 0) {
         return status;
     }
     if (rotary.flags != 0 || rotary.reserved != 0) {
@@ -89,8 +88,8 @@ Status read_rotary(const skerry_rotary_desc *from, int32_t index, LayerGeometry 
 
 Status read_layer(const skerry_cache_desc &desc, int32_t index, LayerGeometry *out, skerry_error *error) {
     skerry_layer_desc layer;
-    if (const Status status = read_struct(desc.layers[index], sizeof(skerry_layer_desc), &layer, sizeof layer, index,
-                                          "desc.layers[]", error);
+    if (const Status status =
+            read_struct(desc.layers[index], sizeof(skerry_layer_desc), &layer, sizeof layer, index, "desc.layers[]", error);
         status < 0) {
         return status;
     }

@@ -36,11 +36,11 @@ Status read_layer(const skerry_cache_desc &desc, int32_t index, LayerGeometry *o
 
 // Copies a caller's sized struct into a zeroed one of ours: below the first version's size, above what any version may have, and
 // with anything set that this build does not know, are refused.
-Status read_struct(const void *from, uint32_t first_size, void *to, uint32_t known_size, int32_t argument,
-                   const char *what, skerry_error *error);
+Status read_struct(const void *from, uint32_t first_size, void *to, uint32_t known_size, int32_t argument, const char *what,
+                   skerry_error *error);
 
 // For info structs: how many bytes may be written.
-Status check_out_struct(const void *out, uint32_t first_size, uint32_t known_size, int32_t argument, const char *what,
-                        uint32_t *writable, skerry_error *error);
+Status check_out_struct(const void *out, uint32_t first_size, uint32_t known_size, int32_t argument, const char *what, uint32_t *writable,
+                        skerry_error *error);
 
 } // namespace skerry

@@ -19,13 +19,11 @@ uint64_t add(uint64_t a, uint64_t b) { return a > unlimited - b ? unlimited : a 
 uint64_t mul(uint64_t a, uint64_t b) { return a != 0 && b > unlimited / a ? unlimited : a * b; }
 
 Status bad(skerry_error *error, uint32_t subject, int64_t found, int64_t allowed, const char *text) {
-    return fail(error, SKERRY_ERROR_ARGUMENT, subject, -1, found, allowed, "%s is %lld, allowed %lld", text,
-                static_cast<long long>(found), static_cast<long long>(allowed));
+    return fail(error, SKERRY_ERROR_ARGUMENT, subject, -1, found, allowed, "%s is %lld, allowed %lld", text, static_cast<long long>(found),
+                static_cast<long long>(allowed));
 }
 
-int32_t tokens_or(int32_t value, int32_t otherwise) {
-    return value == 0 ? otherwise : value == SKERRY_NONE_TOKENS ? 0 : value;
-}
+int32_t tokens_or(int32_t value, int32_t otherwise) { return value == 0 ? otherwise : value == SKERRY_NONE_TOKENS ? 0 : value; }
 
 // Largest number of windows that are in full precision at once because they are sinks' followers in the recent region: those
 // that are there when an event runs, before it moves any.
@@ -35,7 +33,7 @@ int32_t protected_windows(const PolicyConfig &policy) {
     if (policy.paper()) return static_cast<int32_t>(policy.recent / w + 2);
     int64_t most = 0;
     for (int64_t k = 0; k <= 2 * w + policy.recent; ++k) {
-        const int64_t now = k * policy.period; // tokens behind the sinks when an event runs
+        const int64_t now = k * policy.period;                                                // tokens behind the sinks when an event runs
         const int64_t before = std::max<int64_t>(0, now - policy.period - policy.recent) / w; // evictable at the event before
         most = std::max(most, ceil_div(now, w) - before);
     }
@@ -45,8 +43,8 @@ int32_t protected_windows(const PolicyConfig &policy) {
 uint32_t slot_bytes(int32_t key_format, int32_t value_format, const LayerGeometry &layer, int32_t window, int32_t group) {
     const int32_t capacity = std::max(tile_capacity(key_format, window), tile_capacity(value_format, window));
     const int64_t tiles = ceil_div(window, capacity);
-    return static_cast<uint32_t>(static_cast<uint64_t>(tiles) * record_bytes(key_format, value_format, layer.key_dim,
-                                                                            layer.value_dim, capacity, group));
+    return static_cast<uint32_t>(static_cast<uint64_t>(tiles) *
+                                 record_bytes(key_format, value_format, layer.key_dim, layer.value_dim, capacity, group));
 }
 
 struct Costs {
@@ -106,15 +104,17 @@ void set_staging(const CachePlan &plan, int32_t step_tokens, int32_t prompt_toke
     q->staging_windows = static_cast<int32_t>(ceil_div(tokens, p.window) + 1);
 }
 
-// Slots that hold what a step replaced until it is committed. An event takes in `newcomers` windows, each of which may push one window from the
-// full tier to records and one record out, and exchanges at most `exchanged` more.
+// Slots that hold what a step replaced until it is committed. An event takes in `newcomers` windows, each of which may push one window from
+// the full tier to records and one record out, and exchanges at most `exchanged` more.
 void set_undo_slots(const CachePlan &plan, int32_t step_tokens, LaneQuota *q) {
     const PolicyConfig &p = plan.policy;
     if (!p.routes()) return;
     const int64_t newcomers = ceil_div(p.period, p.window) + 1;
     const int64_t history = int64_t{q->full_windows} + q->quantised_windows;
     // Without promotion only newcomers push others out.
-    const int64_t exchanged = !p.promotes() ? 0 : p.paper() ? q->full_windows : std::max<int64_t>(2, ceil_div(history * p.max_moves_ppm, 1000000));
+    const int64_t exchanged = !p.promotes() ? 0
+                              : p.paper()   ? q->full_windows
+                                            : std::max<int64_t>(2, ceil_div(history * p.max_moves_ppm, 1000000));
     const int64_t events = ceil_div(step_tokens, p.period);
     const int64_t replaced = events * (2 * newcomers + exchanged);
     const int64_t slack = 2 * newcomers + 2; // within one event, records are made before the windows they come from are let go
@@ -162,9 +162,7 @@ uint64_t lane_share(const CachePlan &plan, const LayerGeometry &layer, uint64_t 
 
 } // namespace
 
-int32_t PolicyConfig::score_words() const {
-    return score == SKERRY_SCORE_LAST || score == SKERRY_SCORE_WORST ? score_queries / period : 1;
-}
+int32_t PolicyConfig::score_words() const { return score == SKERRY_SCORE_LAST || score == SKERRY_SCORE_WORST ? score_queries / period : 1; }
 
 uint64_t entry_table_bytes(const PolicyConfig &policy) {
     uint64_t bytes = sizeof(skerry_tile);
@@ -241,8 +239,8 @@ uint64_t event_scratch_bytes(const PlanDevice &device, const PolicyConfig &polic
                                  device.kernels->code_scratch_bytes(layer.value_dim, capacity));
     const uint64_t rows = static_cast<uint64_t>(capacity) * static_cast<uint64_t>(layer.key_dim + layer.value_dim) * 4;
     // Candidate, target, order; then the new list.
-    return round_up(count * event_candidate_bytes, 64) + round_up(count * (entry_table_bytes(policy) + 8), 64) + round_up(rows, 64) + round_up(code, 64) +
-           round_up(static_cast<uint64_t>(layer.key_dim) * 40, 64) + 256;
+    return round_up(count * event_candidate_bytes, 64) + round_up(count * (entry_table_bytes(policy) + 8), 64) + round_up(rows, 64) +
+           round_up(code, 64) + round_up(static_cast<uint64_t>(layer.key_dim) * 40, 64) + 256;
 }
 
 uint64_t layer_scratch_bytes(const PlanDevice &device, const PolicyConfig &policy, const LayerGeometry &layer, int64_t entries,
@@ -251,7 +249,8 @@ uint64_t layer_scratch_bytes(const PlanDevice &device, const PolicyConfig &polic
     const uint64_t deep = lane_scratch(layer, limits::task_rows, entries, epochs).bytes;
     const uint64_t attend = std::max(wide, deep) + task_scratch_bytes(device, policy, layer, limits::task_rows);
     const uint64_t coding = event_scratch_bytes(device, policy, layer, 0); // append and gather
-    const uint64_t event = policy.routes() ? static_cast<uint64_t>(layer.kv_heads) * event_scratch_bytes(device, policy, layer, entries) : coding;
+    const uint64_t event =
+        policy.routes() ? static_cast<uint64_t>(layer.kv_heads) * event_scratch_bytes(device, policy, layer, entries) : coding;
     return std::max(attend, event);
 }
 
@@ -271,7 +270,8 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
     if (!bounded) {
         // No limit on the whole, but perhaps on a tier.
         const auto within = [&](uint64_t limit, uint64_t cost) {
-            return limit == unlimited ? int64_t{many_windows} : static_cast<int64_t>(std::min<uint64_t>(limit / std::max<uint64_t>(cost, 1), many_windows));
+            return limit == unlimited ? int64_t{many_windows}
+                                      : static_cast<int64_t>(std::min<uint64_t>(limit / std::max<uint64_t>(cost, 1), many_windows));
         };
         if (policy.has_full_history()) full = within(lane_share(*this, layer, full_limit), policy.has_wide() ? c.wide : c.open);
         if (policy.quantises()) quantised = within(lane_share(*this, layer, quantised_limit), c.record);
@@ -280,8 +280,8 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
         const PaperShape shape{static_cast<uint32_t>(layer.kv_heads), static_cast<uint32_t>(layer.key_dim),
                                static_cast<uint32_t>(policy.window), static_cast<uint32_t>(policy.sinks),
                                static_cast<uint32_t>(policy.recent)};
-        if (paper_budget(shape, Ratio{beta_ppm, 1000000}, static_cast<uint64_t>(length_tokens),
-                         Ratio{policy.quantised_share_ppm, 1000000}, &budget) == PaperFault::none) {
+        if (paper_budget(shape, Ratio{beta_ppm, 1000000}, static_cast<uint64_t>(length_tokens), Ratio{policy.quantised_share_ppm, 1000000},
+                         &budget) == PaperFault::none) {
             full = static_cast<int64_t>(std::min<uint64_t>(budget.full_slots, many_windows));
             quantised = static_cast<int64_t>(std::min<uint64_t>(budget.quantised_slots, many_windows));
         }
@@ -291,8 +291,8 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
         uint64_t record_cost = c.record;
         if (policy.uses_epochs() && length_tokens == 0) {
             // Epoch tables grow with the windows kept: two for each window's share (epoch_count).
-            const uint64_t share = 2 * static_cast<uint64_t>(ceil_div(static_cast<int64_t>(epoch_table_bytes(layer)) * policy.window,
-                                                                     limits::epoch_tokens));
+            const uint64_t share =
+                2 * static_cast<uint64_t>(ceil_div(static_cast<int64_t>(epoch_table_bytes(layer)) * policy.window, limits::epoch_tokens));
             full_cost += share;
             record_cost += share;
             bytes -= std::min(bytes, static_cast<uint64_t>(epoch_table_bytes(layer)) * 2);
@@ -326,14 +326,16 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
             } else {
                 full = std::min(full, most - quantised);
                 const uint64_t rest = bytes - static_cast<uint64_t>(quantised) * record_cost - static_cast<uint64_t>(full) * full_cost;
-                const uint64_t room = quantised_most == unlimited
-                                          ? rest
-                                          : std::min(rest, quantised_most - std::min(quantised_most, static_cast<uint64_t>(quantised) * record_cost));
+                const uint64_t room =
+                    quantised_most == unlimited
+                        ? rest
+                        : std::min(rest, quantised_most - std::min(quantised_most, static_cast<uint64_t>(quantised) * record_cost));
                 quantised = std::min<int64_t>(quantised + static_cast<int64_t>(room / std::max<uint64_t>(record_cost, 1)), most - full);
             }
             break;
         }
-        default: break;
+        default:
+            break;
         }
     }
     q.full_windows = static_cast<int32_t>(full);
@@ -396,8 +398,7 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     }
     p.period = policy.period_tokens == 0 ? (paper ? p.window : 16) : policy.period_tokens;
     if (p.period < 1 || p.period > limits::max_period || (paper && p.period != p.window)) {
-        return bad(error, SKERRY_SUBJECT_PERIOD, policy.period_tokens, paper ? p.window : limits::max_period,
-                   "policy.period_tokens");
+        return bad(error, SKERRY_SUBJECT_PERIOD, policy.period_tokens, paper ? p.window : limits::max_period, "policy.period_tokens");
     }
     p.score = policy.score;
     if (p.score < SKERRY_SCORE_DEFAULT || p.score > SKERRY_SCORE_WORST) {
@@ -427,8 +428,7 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
         }
     }
     if (is_c_format(p.key_format) != is_c_format(p.value_format)) {
-        return bad(error, SKERRY_SUBJECT_FORMAT, p.value_format, p.key_format,
-                   "policy.value_format, of another family than key_format,");
+        return bad(error, SKERRY_SUBJECT_FORMAT, p.value_format, p.key_format, "policy.value_format, of another family than key_format,");
     }
     if (paper && !is_c_format(p.key_format)) {
         return bad(error, SKERRY_SUBJECT_FORMAT, p.key_format, SKERRY_FORMAT_C2, "policy.key_format with fidelity paper");
@@ -460,8 +460,7 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     return SKERRY_OK;
 }
 
-Status check_layer_policy(const PolicyConfig &p, const LayerGeometry &layer, int32_t index, const PlanDevice &device,
-                          skerry_error *error) {
+Status check_layer_policy(const PolicyConfig &p, const LayerGeometry &layer, int32_t index, const PlanDevice &device, skerry_error *error) {
     if (p.paper()) {
         if (layer.inverse_frequencies == nullptr) {
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ROTARY, index, 0, 0,
@@ -480,7 +479,8 @@ Status check_layer_policy(const PolicyConfig &p, const LayerGeometry &layer, int
             return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_WINDOW, index, p.window, per_byte,
                         "a window of %d tokens is not a multiple of %d, which the per-channel format packs", p.window, per_byte);
         }
-        if (layer.value_dim % per_byte_v != 0 || (p.value_group > 0 && (p.value_group % per_byte_v != 0 || layer.value_dim % p.value_group != 0)) ||
+        if (layer.value_dim % per_byte_v != 0 ||
+            (p.value_group > 0 && (p.value_group % per_byte_v != 0 || layer.value_dim % p.value_group != 0)) ||
             (p.paper() && layer.key_dim % 4 != 0)) {
             return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_VALUE_DIM, index, layer.value_dim, per_byte_v,
                         "layer %d: value_dim %d does not suit the per-channel format's packing or value_group", index, layer.value_dim);
@@ -497,9 +497,9 @@ Status check_layer_policy(const PolicyConfig &p, const LayerGeometry &layer, int
                              {p.has_wide() ? p.full_format : p.value_format, SKERRY_SIDE_VALUE, layer.value_dim}};
     for (const Wanted &want : wanted) {
         if (device.kernels->supports(want.format, want.side, want.dim) == 0) {
-            return fail(error, SKERRY_ERROR_UNSUPPORTED,
-                        want.side == SKERRY_SIDE_KEY ? SKERRY_SUBJECT_KEY_DIM : SKERRY_SUBJECT_VALUE_DIM, index, want.dim, 0,
-                        "layer %d: format %d is not offered at dimension %d; r8 and full precision are", index, want.format, want.dim);
+            return fail(error, SKERRY_ERROR_UNSUPPORTED, want.side == SKERRY_SIDE_KEY ? SKERRY_SUBJECT_KEY_DIM : SKERRY_SUBJECT_VALUE_DIM,
+                        index, want.dim, 0, "layer %d: format %d is not offered at dimension %d; r8 and full precision are", index,
+                        want.format, want.dim);
         }
     }
     const LaneQuota shape = lane_shape(p, layer);
@@ -548,15 +548,19 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
         t.pool = add(t.pool, mul(lanes, pool));
         const uint64_t entry = entry_table_bytes(p);
         t.table = add(t.table, mul(lanes, static_cast<uint64_t>(q.table_entries) * entry + lane_table_bytes(p, layer, q.epochs)));
-        const uint64_t undo = lane_state_bytes + (p.routes() ? static_cast<uint64_t>(q.entries()) * (entry + 8) +
-                                                                   (p.uses_epochs() ? 4 * static_cast<uint64_t>(layer.key_dim) + static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer) : 0)
-                                                             : 0);
-        const uint64_t staging = add(add(slots(q.staging_windows, q.open_slot_bytes), slots(q.staging_records, q.record_slot_bytes)),
-                                     add(slots(q.staging_wide, q.wide_slot_bytes),
-                                         static_cast<uint64_t>(q.staging_entries) * entry + undo));
+        const uint64_t undo =
+            lane_state_bytes + (p.routes() ? static_cast<uint64_t>(q.entries()) * (entry + 8) +
+                                                 (p.uses_epochs() ? 4 * static_cast<uint64_t>(layer.key_dim) +
+                                                                        static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer)
+                                                                  : 0)
+                                           : 0);
+        const uint64_t staging =
+            add(add(slots(q.staging_windows, q.open_slot_bytes), slots(q.staging_records, q.record_slot_bytes)),
+                add(slots(q.staging_wide, q.wide_slot_bytes), static_cast<uint64_t>(q.staging_entries) * entry + undo));
         t.staging = add(t.staging, mul(lanes, staging));
-        const int64_t readable = p.kind == SKERRY_POLICY_FULL ? plan.full_tokens
-                                                              : p.sinks + p.recent + static_cast<int64_t>(q.full_windows + q.quantised_windows) * p.window;
+        const int64_t readable = p.kind == SKERRY_POLICY_FULL
+                                     ? plan.full_tokens
+                                     : p.sinks + p.recent + static_cast<int64_t>(q.full_windows + q.quantised_windows) * p.window;
         t.readable = std::min(t.readable, readable);
         t.full = std::min(t.full, q.full_windows);
         t.quantised = std::min(t.quantised, q.quantised_windows);
@@ -585,7 +589,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         return bad(error, SKERRY_SUBJECT_LAYER, desc.layer_count, limits::max_layers, "desc.layer_count (or desc.layers is NULL)");
     }
     const skerry_dtype store = desc.store_dtype == 0 ? static_cast<skerry_dtype>(SKERRY_DTYPE_F16) : desc.store_dtype;
-    if (store < SKERRY_DTYPE_F32 || store > SKERRY_DTYPE_BF16) return bad(error, SKERRY_SUBJECT_DTYPE, store, SKERRY_DTYPE_BF16, "desc.store_dtype");
+    if (store < SKERRY_DTYPE_F32 || store > SKERRY_DTYPE_BF16)
+        return bad(error, SKERRY_SUBJECT_DTYPE, store, SKERRY_DTYPE_BF16, "desc.store_dtype");
     if (const Status status = read_policy(desc, store, &plan.policy, error); status < 0) return status;
     PolicyConfig &p = plan.policy;
 
@@ -648,7 +653,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         lanes_total += lanes;
     }
     if (plan.history_weight == unlimited || full_per_sequence == unlimited || lanes_total > (1u << 24)) {
-        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, -1, desc.layer_count, 0, "the geometry is too large to count its bytes");
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, -1, desc.layer_count, 0,
+                    "the geometry is too large to count its bytes");
     }
     plan.exact_windows = static_cast<int64_t>(plan.exact_bytes / (exact_round * static_cast<uint64_t>(info.max_sequences)));
     plan.exact_bytes = static_cast<uint64_t>(plan.exact_windows) * exact_round * static_cast<uint64_t>(info.max_sequences);
@@ -692,8 +698,10 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             const int64_t middle = low + (high - low + 1) / 2;
             uint64_t bytes = 0;
             if (const Status status = bytes_for(middle, &bytes); status < 0) return status;
-            if (bytes <= plan.history_bytes) low = middle;
-            else high = middle - 1;
+            if (bytes <= plan.history_bytes)
+                low = middle;
+            else
+                high = middle - 1;
         }
         plan.full_tokens = low;
     }
@@ -715,8 +723,10 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             while (low < high) {
                 const uint32_t middle = low + (high - low + 1) / 2;
                 if (const Status status = planned(middle, &bytes); status < 0) return status;
-                if (bytes <= given.bytes) low = middle;
-                else high = middle - 1;
+                if (bytes <= given.bytes)
+                    low = middle;
+                else
+                    high = middle - 1;
             }
             if (const Status status = planned(low, &bytes); status < 0) return status;
             info.budget_bytes = given.bytes;

@@ -44,13 +44,9 @@ struct PolicyConfig {
     // Windows routed to the full tier lie in another format than recent ones.
     bool has_wide() const { return kind == SKERRY_POLICY_QEVICT && full_format != store_dtype; }
     bool keeps_exact() const { return (flags & SKERRY_POLICY_KEEP_EXACT) != 0; }
-    bool uses_epochs() const {
-        return (quantises() && (is_r_format(key_format) || is_r_format(value_format))) || has_wide();
-    }
+    bool uses_epochs() const { return (quantises() && (is_r_format(key_format) || is_r_format(value_format))) || has_wide(); }
     // In production a promotion has to bring precision back.
-    bool promotes() const {
-        return kind == SKERRY_POLICY_QEVICT && (flags & SKERRY_POLICY_ONE_WAY) == 0 && (paper() || keeps_exact());
-    }
+    bool promotes() const { return kind == SKERRY_POLICY_QEVICT && (flags & SKERRY_POLICY_ONE_WAY) == 0 && (paper() || keeps_exact()); }
     int32_t score_words() const;
 };
 
@@ -83,14 +79,14 @@ struct LaneQuota {
 
 struct CachePlan {
     PolicyConfig policy;
-    skerry_plan_info info; // filled completely but for cpu_features
-    uint64_t sequence_bytes = 0;  // limit of one sequence; UINT64_MAX: none
-    uint64_t history_bytes = 0;   // what one sequence has left for history after the floor, all lanes
-    uint64_t history_weight = 0;  // sum over lanes of their weights
+    skerry_plan_info info;       // filled completely but for cpu_features
+    uint64_t sequence_bytes = 0; // limit of one sequence; UINT64_MAX: none
+    uint64_t history_bytes = 0;  // what one sequence has left for history after the floor, all lanes
+    uint64_t history_weight = 0; // sum over lanes of their weights
     uint64_t exact_bytes = 0;
-    int64_t exact_windows = 0;    // exact copies of one lane, those included that an open step has given up
+    int64_t exact_windows = 0; // exact copies of one lane, those included that an open step has given up
     int64_t length_tokens = 0;
-    int64_t full_tokens = 0;      // policy full: longest sequence that the budget holds
+    int64_t full_tokens = 0; // policy full: longest sequence that the budget holds
     uint64_t full_limit = UINT64_MAX;
     uint64_t quantised_limit = UINT64_MAX;
     uint32_t beta_ppm = 0; // paper: the budget in force
@@ -117,7 +113,7 @@ inline constexpr uint64_t slot_overhead_bytes = 2;
 
 // Scratch of attention over one KV head: partial results of every split, masses of every tile, rows in and out, balance parameters.
 struct LaneScratch {
-    uint64_t out = 0;   // offsets
+    uint64_t out = 0; // offsets
     uint64_t max = 0;
     uint64_t sum = 0;
     uint64_t tile_max = 0;

@@ -43,12 +43,12 @@ struct EpochHead {
 };
 
 struct LayerState {
-    int64_t routed = 0;          // position of the last event that ran
-    int64_t routed_windows = 0;  // windows that had left the recent region then
-    int64_t scored_from = 0;     // position of the first scored query; scores are empty while scored == 0
-    uint64_t scored = 0;         // queries scored
+    int64_t routed = 0;         // position of the last event that ran
+    int64_t routed_windows = 0; // windows that had left the recent region then
+    int64_t scored_from = 0;    // position of the first scored query; scores are empty while scored == 0
+    uint64_t scored = 0;        // queries scored
     uint64_t scored_at_event = 0;
-    uint64_t mass_all = 0;       // 2^-40 units, per query and lane, saturating
+    uint64_t mass_all = 0; // 2^-40 units, per query and lane, saturating
     uint64_t mass_quantised = 0;
     uint64_t events = 0;
     double churn = 0;
@@ -63,15 +63,15 @@ static_assert(sizeof(LayerState) == layer_state_bytes);
 struct LaneTables {
     Buffer<Lane> lanes;
     Buffer<skerry_tile> tiles;
-    Buffer<int64_t> words;    // [entry][score_words]
-    Buffer<uint32_t> dormant; // [entry] place of an inactive record, or no_place
-    Buffer<uint32_t> exact;   // [entry] place in the pool of exact copies, or no_place
+    Buffer<int64_t> words;       // [entry][score_words]
+    Buffer<uint32_t> dormant;    // [entry] place of an inactive record, or no_place
+    Buffer<uint32_t> exact;      // [entry] place in the pool of exact copies, or no_place
     Buffer<float> query_squares; // [lane][key_dim]
     Buffer<uint8_t> epochs;
 
     LaneTables(Allocator &allocator, Owner owner)
-        : lanes(allocator, owner), tiles(allocator, owner), words(allocator, owner), dormant(allocator, owner),
-          exact(allocator, owner), query_squares(allocator, owner), epochs(allocator, owner) {}
+        : lanes(allocator, owner), tiles(allocator, owner), words(allocator, owner), dormant(allocator, owner), exact(allocator, owner),
+          query_squares(allocator, owner), epochs(allocator, owner) {}
 };
 
 // What the undo copy of a layer holds: its tiles and scores (with a reference to every slot), its query statistics.
@@ -126,7 +126,8 @@ inline int32_t window_of_position(const PolicyConfig &policy, int64_t position) 
 // The run of tiles, from `begin` on, that belongs to one window (or to the sinks).
 inline WindowSpan window_at(const PolicyConfig &policy, const skerry_tile *tiles, uint32_t begin, uint32_t count) {
     WindowSpan span{window_of_position(policy, tiles[begin].first), begin, begin + 1};
-    while (span.end < count && window_of_position(policy, tiles[span.end].first) == span.window) ++span.end;
+    while (span.end < count && window_of_position(policy, tiles[span.end].first) == span.window)
+        ++span.end;
     return span;
 }
 

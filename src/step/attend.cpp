@@ -33,7 +33,8 @@ inline float exp_mass(float x) {
 // Scratch of the tasks that run at once. More tasks than places can only come from a host with many threads: they wait.
 class TaskScratch {
 public:
-    TaskScratch(uint8_t *base, size_t bytes, int32_t places) : base_(base), bytes_(bytes), free_(places >= 64 ? ~uint64_t{0} : (uint64_t{1} << places) - 1) {}
+    TaskScratch(uint8_t *base, size_t bytes, int32_t places)
+        : base_(base), bytes_(bytes), free_(places >= 64 ? ~uint64_t{0} : (uint64_t{1} << places) - 1) {}
     int32_t take() {
         for (;;) {
             uint64_t seen = free_.load(std::memory_order_relaxed);
@@ -82,8 +83,8 @@ void decode_epochs(const Sequence *seq, const Lane &lane, const LayerGeometry &l
 }
 
 // Masses of the rows on each window of one lane, into pending; rows in position order. Also the mass on quantised windows.
-void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t rows, const float *lse, const float *tile_max, const float *tile_sum,
-                int64_t *quantised) {
+void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t rows, const float *lse, const float *tile_max,
+                const float *tile_sum, int64_t *quantised) {
     const PolicyConfig &p = call.cache->policy();
     const int32_t group = call.layer->group;
     const int32_t heads = rows * group;
@@ -116,14 +117,16 @@ void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t
     *quantised = on_records;
 }
 
-// Tiles of one split. Boundaries are fixed counts of the list (decisions.md 6). A sliding window without routing drops tiles at the front whenever a
-// step ends, so there they are counted as if nothing had been dropped: split 0 holds the sinks.
+// Tiles of one split. Boundaries are fixed counts of the list (decisions.md 6). A sliding window without routing drops tiles at the front
+// whenever a step ends, so there they are counted as if nothing had been dropped: split 0 holds the sinks.
 void split_range(const PolicyConfig &p, const skerry_tile *tiles, int32_t count, int32_t split, int32_t *begin, int32_t *end) {
     int32_t sinks = 0;
     int32_t dropped = 0;
     if (!p.routes()) {
-        while (sinks < count && tiles[sinks].first < p.sinks) ++sinks;
-        if (sinks < count) dropped = (tiles[sinks].first - p.sinks) / p.window * static_cast<int32_t>((p.window + r_tile_tokens - 1) / r_tile_tokens);
+        while (sinks < count && tiles[sinks].first < p.sinks)
+            ++sinks;
+        if (sinks < count)
+            dropped = (tiles[sinks].first - p.sinks) / p.window * static_cast<int32_t>((p.window + r_tile_tokens - 1) / r_tile_tokens);
     }
     if (dropped == 0) {
         *begin = std::min(split * limits::split_tiles, count);
@@ -150,7 +153,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
     const int32_t group = layer.group;
     const int32_t heads = rows * group;
     int32_t row_positions[limits::task_rows];
-    for (int32_t r = 0; r < rows; ++r) row_positions[r] = static_cast<int32_t>(part.base + row + r);
+    for (int32_t r = 0; r < rows; ++r)
+        row_positions[r] = static_cast<int32_t>(part.base + row + r);
 
     uint32_t most_tiles = 1;
     uint32_t most_epochs = 0;
@@ -163,7 +167,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
     const PlanDevice device = cache->context->device();
     const size_t per_task = round_up(cache->kernels().attend_scratch_bytes(&call.params, rows, limits::split_tiles), 64);
     const size_t for_tasks = per_task * static_cast<size_t>(device.task_slots);
-    const int32_t batch = static_cast<int32_t>(std::min<uint64_t>((cache->scratch.size() - for_tasks) / offsets.bytes, static_cast<uint64_t>(layer.kv_heads)));
+    const int32_t batch = static_cast<int32_t>(
+        std::min<uint64_t>((cache->scratch.size() - for_tasks) / offsets.bytes, static_cast<uint64_t>(layer.kv_heads)));
     uint8_t *lane_base = cache->scratch.data() + for_tasks;
     TaskScratch places(cache->scratch.data(), per_task, device.task_slots);
     const int32_t splits = static_cast<int32_t>(lane_splits(most_tiles));
@@ -220,7 +225,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             cache->kernels().merge(splits, heads, group, layer.value_dim, reinterpret_cast<const float *>(base + offsets.out),
                                    static_cast<int64_t>(heads) * layer.value_dim, reinterpret_cast<const float *>(base + offsets.max),
                                    reinterpret_cast<const float *>(base + offsets.sum), heads,
-                                   call.sink_logits != nullptr ? call.sink_logits + static_cast<ptrdiff_t>(h) * group : nullptr, merged, lse);
+                                   call.sink_logits != nullptr ? call.sink_logits + static_cast<ptrdiff_t>(h) * group : nullptr, merged,
+                                   lse);
         };
         if (const Status status = cache->context->workers.run(count, finish); status < 0) return status;
         // From here on nothing fails: results reach the caller and the scores.
@@ -229,8 +235,9 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const Lane &lane = seq->lane(layer.lane + first + i);
             int64_t quantised = 0;
-            add_masses(call, seq, lane, rows, reinterpret_cast<const float *>(base + offsets.lse), reinterpret_cast<const float *>(base + offsets.tile_max),
-                       reinterpret_cast<const float *>(base + offsets.tile_sum), &quantised);
+            add_masses(call, seq, lane, rows, reinterpret_cast<const float *>(base + offsets.lse),
+                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<const float *>(base + offsets.tile_sum),
+                       &quantised);
             std::memcpy(base + offsets.max, &quantised, sizeof quantised);
         };
         if (states && cache->context->workers.run(count, score) < 0) return SKERRY_ERROR_INTERNAL;
@@ -248,7 +255,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
                 }
             }
             const Lane &lane = seq->lane(layer.lane + h);
-            for (uint32_t t = 0; t < lane.tiles; ++t) call.step->counters.attended_bytes += tile_bytes_read(p, layer, seq->tiles(lane)[t]);
+            for (uint32_t t = 0; t < lane.tiles; ++t)
+                call.step->counters.attended_bytes += tile_bytes_read(p, layer, seq->tiles(lane)[t]);
             if (!states) continue;
             int64_t quantised = 0;
             std::memcpy(&quantised, base + offsets.max, sizeof quantised);
@@ -258,7 +266,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
                 const float *queries = reinterpret_cast<const float *>(base + offsets.queries);
                 float *squares = seq->tables.query_squares.data() + lane.query_offset;
                 for (int32_t r = 0; r < rows; ++r) {
-                    add_query_squares(squares, queries + r * group * layer.key_dim, group, layer.key_dim, state.scored + static_cast<uint64_t>(r));
+                    add_query_squares(squares, queries + r * group * layer.key_dim, group, layer.key_dim,
+                                      state.scored + static_cast<uint64_t>(r));
                 }
             }
         }
@@ -306,11 +315,12 @@ Status host_stops(const skerry_step *step, int32_t layer, skerry_error *error) {
 Status check_layer(skerry_step *step, int32_t layer, skerry_error *error) {
     const LayerGeometry &geometry = step->cache->layers[static_cast<size_t>(layer)];
     if ((step->layers[static_cast<size_t>(geometry.source)] & layer_appended) == 0) {
-        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, layer, 0, 1, "layer %d was not appended in this step", geometry.source);
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, layer, 0, 1, "layer %d was not appended in this step",
+                    geometry.source);
     }
     if ((step->layers[static_cast<size_t>(geometry.source)] & layer_broken) != 0) {
-        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_PARALLEL_FOR, layer, 0, 0, "a parallel loop failed in layer %d: the step can only be aborted",
-                    layer);
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_PARALLEL_FOR, layer, 0, 0,
+                    "a parallel loop failed in layer %d: the step can only be aborted", layer);
     }
     return SKERRY_OK;
 }
@@ -345,22 +355,34 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
     if (desc.sink_logits != nullptr) {
         for (int32_t h = 0; h < layer.query_heads; ++h) {
             if (std::isnan(desc.sink_logits[h]) || desc.sink_logits[h] == INFINITY) {
-                return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, h, 0, 0, "sink_logits[%d] is not a number below infinity", h);
+                return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, h, 0, 0, "sink_logits[%d] is not a number below infinity",
+                            h);
             }
         }
     }
-    AttendCall call{step, cache, &layer, desc.layer, attend_params(p, layer), tensor_rows(*desc.queries), tensor_rows(*desc.out), {}, desc.lse != nullptr,
-                    desc.sink_logits, scores && p.routes(), 0};
+    AttendCall call{step,
+                    cache,
+                    &layer,
+                    desc.layer,
+                    attend_params(p, layer),
+                    tensor_rows(*desc.queries),
+                    tensor_rows(*desc.out),
+                    {},
+                    desc.lse != nullptr,
+                    desc.sink_logits,
+                    scores && p.routes(),
+                    0};
     if (desc.lse != nullptr) {
-        call.lse = TensorRows{desc.lse, desc.lse->shape[0] == 1 ? 0 : desc.lse->stride[0], desc.lse->shape[1] == 1 ? 0 : desc.lse->stride[1], 0};
+        call.lse =
+            TensorRows{desc.lse, desc.lse->shape[0] == 1 ? 0 : desc.lse->stride[0], desc.lse->shape[1] == 1 ? 0 : desc.lse->stride[1], 0};
     }
     for (int32_t r = 0; r < step->rows; ++r) {
         for (int32_t h = 0; h < layer.query_heads; ++h) {
             const int64_t bad = count_unstorable(call.queries, r, h, layer.key_dim, SKERRY_DTYPE_F32);
             call.bad_queries += bad;
             if (bad != 0 && cache->desc.nonfinite == SKERRY_NONFINITE_REFUSE) {
-                return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, r, 1, 0, "layer %d, token %d, head %d: queries are not finite", desc.layer,
-                            r, h);
+                return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, r, 1, 0,
+                            "layer %d, token %d, head %d: queries are not finite", desc.layer, r, h);
             }
         }
     }
@@ -386,8 +408,8 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
             const Status status = attend_rows(call, part, static_cast<int32_t>(position - part.base), rows);
             if (status < 0) {
                 if (moved || position > part.base || &part != step->seqs.begin()) step->layers[static_cast<size_t>(source)] |= layer_broken;
-                return fail(error, status, SKERRY_SUBJECT_PARALLEL_FOR, desc.layer, 0, 0, "layer %d: the host's parallel_for failed or left work out",
-                            desc.layer);
+                return fail(error, status, SKERRY_SUBJECT_PARALLEL_FOR, desc.layer, 0, 0,
+                            "layer %d: the host's parallel_for failed or left work out", desc.layer);
             }
             if (scores && p.routes()) {
                 LayerState &numbers = seq->layers[static_cast<size_t>(source)];
@@ -417,10 +439,11 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
     const StepSequence &part = step->seqs[static_cast<size_t>(desc.seq_index)];
     Sequence *seq = part.seq;
     const Lane &lane = seq->lane(layer.lane + desc.kv_head);
-    uint8_t &seen = step->observed[static_cast<size_t>(desc.seq_index) * static_cast<size_t>(cache->lanes) + static_cast<size_t>(layer.lane + desc.kv_head)];
+    uint8_t &seen = step->observed[static_cast<size_t>(desc.seq_index) * static_cast<size_t>(cache->lanes) +
+                                   static_cast<size_t>(layer.lane + desc.kv_head)];
     if ((step->layers[static_cast<size_t>(desc.layer)] & layer_scored) != 0 || (seen != 0 && layer.source == desc.layer)) {
-        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, desc.layer, 2, 1, "layer %d, KV head %d was scored already in this step", desc.layer,
-                    desc.kv_head);
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, desc.layer, 2, 1,
+                    "layer %d, KV head %d was scored already in this step", desc.layer, desc.kv_head);
     }
     const int64_t query_shape[3] = {part.count, layer.group, layer.key_dim};
     if (desc.queries != nullptr) {
@@ -442,7 +465,8 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
     }
     const skerry_tile *tiles = seq->tiles(lane);
     int64_t tokens = 0;
-    for (uint32_t t = 0; t < lane.tiles; ++t) tokens += tiles[t].count;
+    for (uint32_t t = 0; t < lane.tiles; ++t)
+        tokens += tiles[t].count;
     if (desc.masses != nullptr) {
         if (desc.token_count != tokens) {
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, desc.kv_head, desc.token_count, tokens,
@@ -460,7 +484,8 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
     if (desc.merged_lse != nullptr) {
         for (int64_t k = 0; k < static_cast<int64_t>(part.count) * layer.group; ++k) {
             if (std::isnan(desc.merged_lse[k]) || desc.merged_lse[k] == INFINITY) {
-                return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, static_cast<int32_t>(k / layer.group), 0, 0, "merged_lse is not a number");
+                return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, static_cast<int32_t>(k / layer.group), 0, 0,
+                            "merged_lse is not a number");
             }
         }
     }
@@ -488,18 +513,21 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
         if (desc.queries != nullptr) {
             const TensorRows from = tensor_rows(*desc.queries);
             for (int32_t r = 0; r < rows; ++r) {
-                for (int32_t g = 0; g < layer.group; ++g) read_row(from, row + r, g, layer.key_dim, queries + (r * layer.group + g) * layer.key_dim);
+                for (int32_t g = 0; g < layer.group; ++g)
+                    read_row(from, row + r, g, layer.key_dim, queries + (r * layer.group + g) * layer.key_dim);
             }
         }
         if (desc.masses != nullptr) {
             for (uint32_t t = 0, column = 0; t < own.tiles;) {
                 const WindowSpan span = window_at(p, tiles, t, own.tiles);
                 uint32_t width = 0;
-                for (uint32_t k = span.begin; k < span.end; ++k) width += tiles[k].count;
+                for (uint32_t k = span.begin; k < span.end; ++k)
+                    width += tiles[k].count;
                 for (int32_t r = 0; r < rows; ++r) {
                     const float *masses = desc.masses + (row + r) * tokens + column;
                     float mass = 0;
-                    for (uint32_t k = 0; k < width; ++k) mass += masses[k];
+                    for (uint32_t k = 0; k < width; ++k)
+                        mass += masses[k];
                     const int64_t fixed = to_mass(static_cast<double>(mass));
                     pending[t] = score_combine(cache->scores, pending[t], fixed);
                     if (tiles[t].tier == SKERRY_TIER_QUANTISED) quantised = add_mass(quantised, fixed);
@@ -521,7 +549,8 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
             skerry_epoch *epochs = reinterpret_cast<skerry_epoch *>(base + offsets.epochs);
             decode_epochs(seq, own, layer, epochs, reinterpret_cast<float *>(base + offsets.epoch_floats));
             int32_t row_positions[limits::task_rows];
-            for (int32_t r = 0; r < rows; ++r) row_positions[r] = static_cast<int32_t>(position + r);
+            for (int32_t r = 0; r < rows; ++r)
+                row_positions[r] = static_cast<int32_t>(position + r);
             for (uint32_t begin = 0; begin < own.tiles; begin += limits::split_tiles) {
                 skerry_attend_task task{};
                 task.tiles = tiles;
@@ -541,12 +570,14 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
                 cache->kernels().attend(&call.params, &task);
             }
             add_masses(call, seq, own, rows, desc.merged_lse + static_cast<ptrdiff_t>(row) * layer.group,
-                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<const float *>(base + offsets.tile_sum), &quantised);
+                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<const float *>(base + offsets.tile_sum),
+                       &quantised);
         }
         if (desc.queries != nullptr && p.uses_epochs()) {
             float *squares = seq->tables.query_squares.data() + own.query_offset;
             for (int32_t r = 0; r < rows; ++r) {
-                add_query_squares(squares, queries + r * layer.group * layer.key_dim, layer.group, layer.key_dim, before + static_cast<uint64_t>(row + r));
+                add_query_squares(squares, queries + r * layer.group * layer.key_dim, layer.group, layer.key_dim,
+                                  before + static_cast<uint64_t>(row + r));
             }
         }
         if (desc.masses != nullptr || desc.merged_lse != nullptr) {
@@ -578,8 +609,8 @@ skerry_code_params code_params(const PolicyConfig &policy, const LayerGeometry &
     return params;
 }
 
-void decode_tile(const skerry_cache *cache, const Sequence *seq, int32_t index, const Lane &lane, const skerry_tile &tile, float *keys, float *values,
-                 const CodeScratch &scratch) {
+void decode_tile(const skerry_cache *cache, const Sequence *seq, int32_t index, const Lane &lane, const skerry_tile &tile, float *keys,
+                 float *values, const CodeScratch &scratch) {
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
     skerry_epoch epoch{};
     const bool balanced = is_r_format(tile.key_format) || is_r_format(tile.value_format);
@@ -604,8 +635,8 @@ namespace {
 bool in_tiers(const skerry_tile &tile, uint32_t tiers) { return tiers == 0 || ((tiers >> tile.tier) & 1u) != 0; }
 } // namespace
 
-Status step_view(skerry_step *step, int32_t seq_index, int32_t index, int32_t head, uint32_t tiers, skerry_part *parts, int32_t capacity, int32_t *needed,
-                 skerry_error *error) {
+Status step_view(skerry_step *step, int32_t seq_index, int32_t index, int32_t head, uint32_t tiers, skerry_part *parts, int32_t capacity,
+                 int32_t *needed, skerry_error *error) {
     skerry_cache *cache = step->cache;
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, index, error); status < 0) return status;
@@ -646,7 +677,8 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     for (uint32_t t = 0; t < lane.tiles; ++t) {
         if (in_tiers(seq->tiles(lane)[t], desc.tiers)) total += seq->tiles(lane)[t].count;
     }
-    const bool outputs = desc.keys != nullptr || desc.values != nullptr || desc.positions != nullptr || desc.bias != nullptr || desc.windows != nullptr;
+    const bool outputs =
+        desc.keys != nullptr || desc.values != nullptr || desc.positions != nullptr || desc.bias != nullptr || desc.windows != nullptr;
     const int64_t key_shape[2] = {0, layer.key_dim};
     const int64_t value_shape[2] = {0, layer.value_dim};
     if (desc.keys != nullptr) {
@@ -657,7 +689,8 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     }
     *tokens = total;
     if (!outputs) return SKERRY_OK;
-    if ((desc.keys != nullptr && desc.keys->shape[0] < total) || (desc.values != nullptr && desc.values->shape[0] < total)) return SKERRY_INCOMPLETE;
+    if ((desc.keys != nullptr && desc.keys->shape[0] < total) || (desc.values != nullptr && desc.values->shape[0] < total))
+        return SKERRY_INCOMPLETE;
     // Scratch: rows of one tile, balance parameters, code.
     const int32_t most = std::max(cache->policy().window, r_tile_tokens);
     float *floats = reinterpret_cast<float *>(cache->scratch.data());
@@ -671,7 +704,8 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     for (uint32_t t = 0; t < lane.tiles; ++t) {
         const skerry_tile &tile = seq->tiles(lane)[t];
         if (!in_tiers(tile, desc.tiers)) continue;
-        decode_tile(cache, seq, layer.source, lane, tile, desc.keys != nullptr ? keys : nullptr, desc.values != nullptr ? values : nullptr, scratch);
+        decode_tile(cache, seq, layer.source, lane, tile, desc.keys != nullptr ? keys : nullptr, desc.values != nullptr ? values : nullptr,
+                    scratch);
         for (int32_t k = 0; k < tile.count; ++k, ++row) {
             if (desc.keys != nullptr) write_row(tensor_rows(*desc.keys), row, 0, layer.key_dim, keys + k * layer.key_dim);
             if (desc.values != nullptr) write_row(tensor_rows(*desc.values), row, 0, layer.value_dim, values + k * layer.value_dim);

@@ -20,7 +20,8 @@ void for_each_slot(skerry_cache *cache, Visit &&visit) {
                 const WindowSpan span = window_at(p, tiles, t, lane.tiles);
                 const uint32_t before = tiles[t].place;
                 const uint32_t after = visit(before);
-                for (uint32_t k = span.begin; k < span.end; ++k) tiles[k].place = after + (tiles[k].place - before);
+                for (uint32_t k = span.begin; k < span.end; ++k)
+                    tiles[k].place = after + (tiles[k].place - before);
                 if (p.quantises() && seq->tables.dormant[lane.offset + t] != no_place) {
                     seq->tables.dormant[lane.offset + t] = visit(seq->tables.dormant[lane.offset + t]);
                 }
@@ -49,7 +50,8 @@ void shrink_class(skerry_cache *cache, int32_t slot_class, uint64_t slots, Buffe
             return m.to;
         }
         uint32_t to = pool.place_of(slot_class, next);
-        while (pool.references(to) != 0) to = pool.place_of(slot_class, ++next);
+        while (pool.references(to) != 0)
+            to = pool.place_of(slot_class, ++next);
         pool.take_at(to);
         std::memcpy(pool.data(to), pool.data(place), pool.slot_bytes(slot_class));
         if (pool.references(place) > 1) moved->push_back(Moved{place, to});
@@ -73,7 +75,8 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     cache->sequences.for_each([&](uint64_t, Sequence *seq) {
         if (status < 0) return;
         if (seq->prefilling) {
-            status = fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, -1, static_cast<int64_t>(seq->id), 0, "a sequence is collecting its prompt");
+            status = fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, -1, static_cast<int64_t>(seq->id), 0,
+                          "a sequence is collecting its prompt");
             return;
         }
         if (plan.policy.routes() || !plan.bounded) return;
@@ -83,10 +86,12 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
             const LaneQuota q = plan.quota(layer);
             for (int32_t h = 0; h < layer.kv_heads; ++h) {
                 const Lane &lane = seq->lane(layer.lane + h);
-                if (lane.open_windows > static_cast<uint32_t>(q.open_slots() + q.full_windows) || lane.tiles > static_cast<uint32_t>(q.entries())) {
-                    status = fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, static_cast<int32_t>(i), lane.open_windows,
-                                  q.open_slots() + q.full_windows, "policy full moves nothing: layer %zu holds %u windows, the new budget %d", i,
-                                  lane.open_windows, q.open_slots() + q.full_windows);
+                if (lane.open_windows > static_cast<uint32_t>(q.open_slots() + q.full_windows) ||
+                    lane.tiles > static_cast<uint32_t>(q.entries())) {
+                    status =
+                        fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, static_cast<int32_t>(i), lane.open_windows,
+                             q.open_slots() + q.full_windows, "policy full moves nothing: layer %zu holds %u windows, the new budget %d", i,
+                             lane.open_windows, q.open_slots() + q.full_windows);
                     break;
                 }
             }
@@ -106,13 +111,15 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     Buffer<Moved> moved(cache->allocator, Owner::step);
     // References to slots that several sequences share, at most one entry for each slot in use.
     uint64_t used = 0;
-    for (int32_t k = 0; k < cache->pool.class_count(); ++k) used += cache->pool.used(k);
+    for (int32_t k = 0; k < cache->pool.class_count(); ++k)
+        used += cache->pool.used(k);
     moved.reserve(static_cast<size_t>(used));
     Vector<TablesAndSequence> tables(CountedAllocator<TablesAndSequence>(cache->allocator, Owner::step));
     tables.reserve(static_cast<size_t>(plan.info.max_sequences));
     if (scratch > cache->scratch.size()) new_scratch.resize(scratch);
     cache->sequences.for_each([&](uint64_t, Sequence *seq) { tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)}); });
-    for (Sequence *seq : cache->spare) tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)});
+    for (Sequence *seq : cache->spare)
+        tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)});
     // From no budget to one: the spare sequences are made now.
     Vector<Owned<Sequence>> made(CountedAllocator<Owned<Sequence>>(cache->allocator, Owner::step));
     made.reserve(static_cast<size_t>(plan.info.max_sequences));
@@ -126,7 +133,8 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
         grown[k] = slots[k] > have ? slots[k] - have : 0;
     }
     cache->pool.grow(grown.span());
-    for (Owned<Sequence> &seq : made) cache->spare.push_back(seq.detach());
+    for (Owned<Sequence> &seq : made)
+        cache->spare.push_back(seq.detach());
     if (new_scratch.size() != 0) cache->scratch.swap(new_scratch);
     cache->step.counters = skerry_counters{};
     cache->step.transitions.clear();

@@ -6,9 +6,9 @@
 skerry_cache::skerry_cache(skerry_context *owner)
     : context(owner), allocator(owner->caches), layer_descs(allocator, skerry::Owner::context),
       layer_pointers(allocator, skerry::Owner::context), rotary_descs(allocator, skerry::Owner::context),
-      frequencies(allocator, skerry::Owner::context), layers(allocator, skerry::Owner::context),
-      quotas(allocator, skerry::Owner::context), classes(allocator, skerry::Owner::context), pool(allocator, skerry::Owner::pool),
-      exact_pool(allocator, skerry::Owner::exact), sequences(allocator, skerry::Owner::context), spare(allocator, skerry::Owner::context),
+      frequencies(allocator, skerry::Owner::context), layers(allocator, skerry::Owner::context), quotas(allocator, skerry::Owner::context),
+      classes(allocator, skerry::Owner::context), pool(allocator, skerry::Owner::pool), exact_pool(allocator, skerry::Owner::exact),
+      sequences(allocator, skerry::Owner::context), spare(allocator, skerry::Owner::context),
       scratch(allocator, skerry::Owner::scratch, 64), step(allocator) {}
 
 namespace skerry {
@@ -78,10 +78,10 @@ SlotCounts lane_slots(const CachePlan &plan, const LaneQuota &q) {
     out.open = static_cast<uint64_t>(q.open_slots() + (plan.policy.has_wide() ? 0 : q.full_windows));
     out.wide = q.wide_slot_bytes != 0 ? static_cast<uint64_t>(q.full_windows + q.staging_wide) : 0;
     out.record = q.record_slot_bytes != 0 ? static_cast<uint64_t>(q.record_slots + q.staging_records) : 0;
-    out.staging_bytes = static_cast<uint64_t>(q.staging_windows) * (q.open_slot_bytes + slot_overhead_bytes) +
-                        static_cast<uint64_t>(q.staging_records) *
-                            (q.record_slot_bytes != 0 ? q.record_slot_bytes + slot_overhead_bytes : 0) +
-                        static_cast<uint64_t>(q.staging_wide) * (q.wide_slot_bytes != 0 ? q.wide_slot_bytes + slot_overhead_bytes : 0);
+    out.staging_bytes =
+        static_cast<uint64_t>(q.staging_windows) * (q.open_slot_bytes + slot_overhead_bytes) +
+        static_cast<uint64_t>(q.staging_records) * (q.record_slot_bytes != 0 ? q.record_slot_bytes + slot_overhead_bytes : 0) +
+        static_cast<uint64_t>(q.staging_wide) * (q.wide_slot_bytes != 0 ? q.wide_slot_bytes + slot_overhead_bytes : 0);
     return out;
 }
 
@@ -113,7 +113,8 @@ void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint6
 
 void use_plan(skerry_cache *cache, const CachePlan &plan) {
     cache->plan = plan;
-    for (size_t i = 0; i < cache->layers.size(); ++i) cache->quotas[i] = plan.quota(cache->layers[i]);
+    for (size_t i = 0; i < cache->layers.size(); ++i)
+        cache->quotas[i] = plan.quota(cache->layers[i]);
 }
 
 uint64_t plan_scratch_bytes(const skerry_cache *cache, const CachePlan &plan) {
@@ -197,7 +198,8 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
         cache->sequences.reserve(static_cast<size_t>(plan.info.max_sequences));
         if (plan.bounded) {
             cache->spare.reserve(static_cast<size_t>(plan.info.max_sequences));
-            for (int32_t i = 0; i < plan.info.max_sequences; ++i) cache->spare.push_back(sequence_make(cache));
+            for (int32_t i = 0; i < plan.info.max_sequences; ++i)
+                cache->spare.push_back(sequence_make(cache));
         }
         cache->step.wanted.resize(static_cast<size_t>(cache->pool.class_count()));
         cache->step.needed.resize(static_cast<size_t>(cache->pool.class_count()));
@@ -211,8 +213,7 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
         throw;
     }
     context->log.write(SKERRY_LOG_INFO, "cache", "%d layers, %d KV heads, planned %llu bytes, staging %llu", desc.layer_count, cache->lanes,
-                       static_cast<unsigned long long>(plan.info.planned_bytes),
-                       static_cast<unsigned long long>(plan.info.staging_bytes));
+                       static_cast<unsigned long long>(plan.info.planned_bytes), static_cast<unsigned long long>(plan.info.staging_bytes));
     *out = cache;
     return SKERRY_OK;
 }
@@ -230,7 +231,8 @@ void cache_destroy(skerry_cache *cache) {
         }
         destroy_object(cache->allocator, Owner::tables, seq);
     });
-    for (Sequence *seq : cache->spare) destroy_object(cache->allocator, Owner::tables, seq);
+    for (Sequence *seq : cache->spare)
+        destroy_object(cache->allocator, Owner::tables, seq);
     destroy_object(context->caches, Owner::context, cache);
     context_release(context);
 }
@@ -286,9 +288,7 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
             }
             return true;
         };
-        const auto used = [&](int32_t slot_class) {
-            return cache->pool.used(slot_class) * cache->pool.slot_bytes(slot_class);
-        };
+        const auto used = [&](int32_t slot_class) { return cache->pool.used(slot_class) * cache->pool.slot_bytes(slot_class); };
         if (first(c.sink, &LayerClasses::sink)) info->used_full_bytes += used(c.sink);
         if (first(c.open, &LayerClasses::open)) info->used_full_bytes += used(c.open);
         if (first(c.wide, &LayerClasses::wide)) info->used_full_bytes += used(c.wide);
@@ -349,7 +349,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                 for (uint32_t t = 0; t < lane.tiles;) {
                     const WindowSpan span = window_at(p, tiles, t, lane.tiles);
                     for (uint32_t k = span.begin; k < span.end; ++k) {
-                        if (tiles[k].first < position) status = broken(static_cast<int32_t>(i), tiles[k].first, position, "tiles in position order");
+                        if (tiles[k].first < position)
+                            status = broken(static_cast<int32_t>(i), tiles[k].first, position, "tiles in position order");
                         position = tiles[k].first + tiles[k].count;
                         if (tiles[k].count == 0 || tiles[k].count > tiles[k].capacity) {
                             status = broken(static_cast<int32_t>(i), tiles[k].count, tiles[k].capacity, "tokens of a tile");
@@ -357,7 +358,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                         if (is_r_format(tiles[k].key_format) && tiles[k].epoch >= lane.epochs) {
                             status = broken(static_cast<int32_t>(i), tiles[k].epoch, lane.epochs, "a record names a live epoch");
                         }
-                        if (cache->pool.references(tiles[k].place) == 0) status = broken(static_cast<int32_t>(i), tiles[k].first, 0, "a tile's slot is in use");
+                        if (cache->pool.references(tiles[k].place) == 0)
+                            status = broken(static_cast<int32_t>(i), tiles[k].first, 0, "a tile's slot is in use");
                     }
                     ++references;
                     if (span.window >= 0 && is_full_format(tiles[t].key_format)) ++open;
@@ -388,7 +390,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
             }
             if (cache->pool.slots(k) > 4096) return SKERRY_OK;
         }
-        if (counted != references) return broken(-1, static_cast<int64_t>(counted), static_cast<int64_t>(references), "references to slots");
+        if (counted != references)
+            return broken(-1, static_cast<int64_t>(counted), static_cast<int64_t>(references), "references to slots");
     }
     return SKERRY_OK;
 }

@@ -66,7 +66,8 @@ enum : uint8_t {
 
 struct skerry_step {
     explicit skerry_step(skerry::Allocator &allocator)
-        : wanted(allocator, skerry::Owner::step), needed(allocator, skerry::Owner::step), more(allocator, skerry::Owner::step), seqs(allocator, skerry::Owner::step), layers(allocator, skerry::Owner::step), observed(allocator, skerry::Owner::step),
+        : wanted(allocator, skerry::Owner::step), needed(allocator, skerry::Owner::step), more(allocator, skerry::Owner::step),
+          seqs(allocator, skerry::Owner::step), layers(allocator, skerry::Owner::step), observed(allocator, skerry::Owner::step),
           transitions(allocator, skerry::Owner::step) {}
 
     skerry_cache *cache = nullptr;
@@ -202,8 +203,8 @@ Status check_tensor(const skerry_tensor &tensor, int32_t rank, const int64_t *sh
 Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step **out, skerry_error *error);
 Status step_append(skerry_step *step, int32_t layer, const skerry_tensor &keys, const skerry_tensor &values, skerry_error *error);
 Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_error *error);
-Status step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t head, uint32_t tiers, skerry_part *parts,
-                 int32_t capacity, int32_t *needed, skerry_error *error);
+Status step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t head, uint32_t tiers, skerry_part *parts, int32_t capacity,
+                 int32_t *needed, skerry_error *error);
 Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *tokens, skerry_error *error);
 Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_error *error);
 Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, skerry_error *error);
@@ -232,8 +233,8 @@ void decode_tile(const skerry_cache *cache, const Sequence *seq, int32_t layer, 
 skerry_code_params code_params(const PolicyConfig &policy, const LayerGeometry &layer, const skerry_tile &tile, skerry_side side);
 
 inline uint32_t tile_units(const PolicyConfig &policy, const LayerGeometry &layer, const skerry_tile &tile) {
-    return static_cast<uint32_t>(record_bytes(tile.key_format, tile.value_format, layer.key_dim, layer.value_dim, tile.capacity,
-                                              policy.value_group) / place_bytes);
+    return static_cast<uint32_t>(
+        record_bytes(tile.key_format, tile.value_format, layer.key_dim, layer.value_dim, tile.capacity, policy.value_group) / place_bytes);
 }
 
 } // namespace skerry

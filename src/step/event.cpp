@@ -116,9 +116,9 @@ void list_candidates(const Event &event, const Lane &lane, LaneEvent *e) {
         // Without any score: newest first.
         c.rank = event.state->scored == 0 ? span.window + int64_t{1}
                                           : window_rank(event.cache, event.seq, *event.state, lane, span.begin, event.length);
-        c.tier = tiles[span.begin].tier == SKERRY_TIER_QUANTISED    ? WindowTier::quantised
-                 : span.window >= event.state->routed_windows ? WindowTier::fresh
-                                                              : WindowTier::full;
+        c.tier = tiles[span.begin].tier == SKERRY_TIER_QUANTISED ? WindowTier::quantised
+                 : span.window >= event.state->routed_windows    ? WindowTier::fresh
+                                                                 : WindowTier::full;
         e->moved[e->count].count = 0;
         ++e->count;
     }
@@ -128,7 +128,8 @@ void list_candidates(const Event &event, const Lane &lane, LaneEvent *e) {
 void route(const Event &event, LaneEvent *e) {
     const PolicyConfig &p = event.cache->policy();
     uint32_t first = 0;
-    while (first < e->count && unseen(event, static_cast<int32_t>(e->candidates[first].id))) e->targets[first++] = WindowTier::evicted;
+    while (first < e->count && unseen(event, static_cast<int32_t>(e->candidates[first].id)))
+        e->targets[first++] = WindowTier::evicted;
     WindowRoute r;
     r.full_slots = p.has_full_history() ? static_cast<uint64_t>(event.quota->full_windows) : 0;
     r.quantised_slots = p.quantises() ? static_cast<uint64_t>(event.quota->quantised_windows) : 0;
@@ -164,7 +165,8 @@ bool window_rows(const Event &event, const Lane &lane, const WindowSpan &span, L
             const skerry_code_params key = code_params(p, layer, tile, SKERRY_SIDE_KEY);
             const skerry_code_params value = code_params(p, layer, tile, SKERRY_SIDE_VALUE);
             cache->kernels().decode(&key, part, keys + done * layer.key_dim, e->code);
-            cache->kernels().decode(&value, part + value_offset(p.store_dtype, layer.key_dim, tile.capacity), values + done * layer.value_dim, e->code);
+            cache->kernels().decode(&value, part + value_offset(p.store_dtype, layer.key_dim, tile.capacity),
+                                    values + done * layer.value_dim, e->code);
         }
         return true;
     }
@@ -188,7 +190,8 @@ void drop_dead_epochs(const Event &event, Lane *lane) {
     };
     for (uint32_t k = 0; k < lane->epochs; ++k) {
         bool named = false;
-        for (uint32_t t = 0; t < lane->tiles && !named; ++t) named = names(t, k);
+        for (uint32_t t = 0; t < lane->tiles && !named; ++t)
+            named = names(t, k);
         if (!named) continue;
         if (kept != k) {
             std::memcpy(table + kept * bytes, table + k * bytes, bytes);
@@ -280,8 +283,8 @@ void free_slot(skerry_cache *cache, Pool &pool, uint32_t place) {
 }
 
 // Codes a window's rows into a new slot and returns its first tile; place no_place when the pool is full, which quotas rule out.
-skerry_tile code_window(const Event &event, Lane *lane, int32_t window, LaneEvent *e, const float *keys, const float *values, int32_t slot_class,
-                        skerry_format key_format, skerry_format value_format) {
+skerry_tile code_window(const Event &event, Lane *lane, int32_t window, LaneEvent *e, const float *keys, const float *values,
+                        int32_t slot_class, skerry_format key_format, skerry_format value_format) {
     skerry_cache *cache = event.cache;
     const PolicyConfig &p = cache->policy();
     const LayerGeometry &layer = *event.layer;
@@ -295,7 +298,8 @@ skerry_tile code_window(const Event &event, Lane *lane, int32_t window, LaneEven
     skerry_epoch epoch{};
     const bool balanced = is_r_format(key_format) || is_r_format(value_format);
     if (balanced) {
-        const uint8_t *stored = event.seq->tables.epochs.data() + lane->epoch_offset + e->epoch * epoch_table_bytes(layer) + sizeof(EpochHead);
+        const uint8_t *stored =
+            event.seq->tables.epochs.data() + lane->epoch_offset + e->epoch * epoch_table_bytes(layer) + sizeof(EpochHead);
         tile.epoch = static_cast<uint16_t>(e->epoch);
         epoch = epoch_decode(stored, layer.key_dim, e->balance, e->balance + layer.key_dim);
     }
@@ -309,7 +313,8 @@ skerry_tile code_window(const Event &event, Lane *lane, int32_t window, LaneEven
         skerry_code_params value = code_params(p, layer, part, SKERRY_SIDE_VALUE);
         key.epoch = value.epoch = balanced ? &epoch : nullptr;
         cache->kernels().encode(&key, keys + done * layer.key_dim, bytes, e->code);
-        cache->kernels().encode(&value, values + done * layer.value_dim, bytes + value_offset(key_format, layer.key_dim, tile.capacity), e->code);
+        cache->kernels().encode(&value, values + done * layer.value_dim, bytes + value_offset(key_format, layer.key_dim, tile.capacity),
+                                e->code);
         if (!is_full_format(key_format)) e->counters.record_bytes_written += each;
     }
     tile.count = static_cast<uint8_t>(std::min<int32_t>(tile.capacity, p.window));
@@ -373,12 +378,14 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
     };
     for_each_candidate([&](const WindowSpan &span, uint32_t c) {
         const bool open = is_full_format(tiles[span.begin].key_format);
-        const bool coded = (e->targets[c] == WindowTier::quantised && e->candidates[c].tier != WindowTier::quantised && dormant[span.begin] == no_place) ||
-                           (e->targets[c] == WindowTier::full && p.has_wide() && (open || e->candidates[c].tier == WindowTier::quantised));
+        const bool coded =
+            (e->targets[c] == WindowTier::quantised && e->candidates[c].tier != WindowTier::quantised && dormant[span.begin] == no_place) ||
+            (e->targets[c] == WindowTier::full && p.has_wide() && (open || e->candidates[c].tier == WindowTier::quantised));
         if (coded) find_epoch(span.window);
     });
     if (exact != nullptr) {
-        for (uint32_t t = 0; t < lane.tiles; ++t) copies += exact[t] != no_place ? 1 : 0;
+        for (uint32_t t = 0; t < lane.tiles; ++t)
+            copies += exact[t] != no_place ? 1 : 0;
     }
     // Drop first (qevict.md 4.1): live records never exceed their slots.
     int64_t records = 0;
@@ -390,7 +397,11 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
             e->joined += readable_before ? 0 : 1;
             e->staying = add_mass(e->staying, e->candidates[c].rank);
             if (!readable_before) e->fresh_mass = add_mass(e->fresh_mass, e->candidates[c].rank);
-            if (dormant != nullptr) records += (e->targets[c] == WindowTier::quantised || dormant[span.begin] != no_place || e->candidates[c].tier == WindowTier::quantised) ? 1 : 0;
+            if (dormant != nullptr)
+                records += (e->targets[c] == WindowTier::quantised || dormant[span.begin] != no_place ||
+                            e->candidates[c].tier == WindowTier::quantised)
+                               ? 1
+                               : 0;
             return;
         }
         e->dropped = add_mass(e->dropped, e->candidates[c].rank);
@@ -446,7 +457,8 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
                 made.place = dormant[span.begin];
                 made.key_format = static_cast<uint8_t>(p.key_format);
                 made.value_format = static_cast<uint8_t>(p.value_format);
-                made.capacity = static_cast<uint8_t>(std::max(tile_capacity(p.key_format, p.window), tile_capacity(p.value_format, p.window)));
+                made.capacity =
+                    static_cast<uint8_t>(std::max(tile_capacity(p.key_format, p.window), tile_capacity(p.value_format, p.window)));
                 made.count = static_cast<uint8_t>(std::min<int32_t>(made.capacity, p.window));
                 dormant[span.begin] = no_place;
                 ++e->counters.demotions_ledger;
@@ -482,7 +494,8 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
         if (!p.has_wide()) ++lane.open_windows;
         made.epoch = tile.epoch;
         made.tier = SKERRY_TIER_FULL;
-        made.flags = static_cast<uint8_t>((tile.flags & ~(tile_recovered | tile_wide)) | (original ? 0 : tile_recovered) | (p.has_wide() ? tile_wide : 0));
+        made.flags = static_cast<uint8_t>((tile.flags & ~(tile_recovered | tile_wide)) | (original ? 0 : tile_recovered) |
+                                          (p.has_wide() ? tile_wide : 0));
         e->moved[c] = made;
         ++e->counters.promotions;
         ++(original ? e->counters.promotions_exact : e->counters.promotions_recovered);
@@ -519,7 +532,8 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
                 ++n;
             }
         } else {
-            for (uint32_t k = span.begin; k < span.end; ++k) e->tiles[n++] = tiles[k];
+            for (uint32_t k = span.begin; k < span.end; ++k)
+                e->tiles[n++] = tiles[k];
         }
         for (uint32_t k = first; k < n; ++k) {
             const bool leads = k == first;
@@ -564,7 +578,8 @@ void ask_scores(const Event &event, LaneEvent *e, int32_t head) {
         masses[c] = 0;
     }
     const skerry_seq id{event.seq->id};
-    if (cache->callbacks.scores_wanted(cache->callbacks.user, id, event.index, head, windows, static_cast<int32_t>(e->count), masses) == 0) return;
+    if (cache->callbacks.scores_wanted(cache->callbacks.user, id, event.index, head, windows, static_cast<int32_t>(e->count), masses) == 0)
+        return;
     const size_t words = static_cast<size_t>(p.score_words());
     const skerry_tile *tiles = event.seq->tiles(lane);
     uint32_t c = 0;
@@ -572,7 +587,8 @@ void ask_scores(const Event &event, LaneEvent *e, int32_t head) {
         const WindowSpan span = window_at(p, tiles, t, lane.tiles);
         t = span.end;
         if (span.window < 0) continue;
-        score_add(cache->scores, event.seq->tables.words.data() + (lane.offset + span.begin) * words, lane.period, to_mass(static_cast<double>(masses[c])));
+        score_add(cache->scores, event.seq->tables.words.data() + (lane.offset + span.begin) * words, lane.period,
+                  to_mass(static_cast<double>(masses[c])));
         ++c;
     }
     event.state->scored = std::max<uint64_t>(event.state->scored, 1);
@@ -583,7 +599,16 @@ void ask_scores(const Event &event, LaneEvent *e, int32_t head) {
 void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
     const PolicyConfig &p = cache->policy();
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
-    Event event{cache, seq, &layer, &cache->quotas[static_cast<size_t>(index)], &seq->layers[static_cast<size_t>(index)], index, length, 0, cache->scratch.data(), 0};
+    Event event{cache,
+                seq,
+                &layer,
+                &cache->quotas[static_cast<size_t>(index)],
+                &seq->layers[static_cast<size_t>(index)],
+                index,
+                length,
+                0,
+                cache->scratch.data(),
+                0};
     const WindowGrid grid{static_cast<uint64_t>(p.sinks), static_cast<uint64_t>(p.window)};
     // The published event runs after the step's own token was appended (qevict.md 3.4).
     const int64_t counted = p.paper() && (p.flags & SKERRY_POLICY_EVICT_FIRST) == 0 ? length + 1 : length;
@@ -627,7 +652,8 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
                     t = span.end;
                     if (span.window < 0) continue;
                     WindowCandidate &candidate = lanes[0].candidates[c++];
-                    if (state.scored != 0) candidate.rank = add_mass(candidate.rank, window_rank(cache, seq, state, lane, span.begin, length));
+                    if (state.scored != 0)
+                        candidate.rank = add_mass(candidate.rank, window_rank(cache, seq, state, lane, span.begin, length));
                 }
             }
             for (uint32_t c = 0; c < lanes[0].count; ++c) {

@@ -59,12 +59,14 @@ void lane_enter_period(skerry_cache *cache, Sequence *seq, Lane &lane, uint64_t 
     // After 1,024 periods without a query every rule has forgotten what it will forget.
     const uint64_t first = period - lane.period > 1024 ? period - 1024 : lane.period + uint64_t{1};
     for (uint64_t k = first; k <= period; ++k) {
-        for (uint32_t t = 0; t < lane.tiles; ++t) score_begin_period(cache->scores, scores + t * words, k);
+        for (uint32_t t = 0; t < lane.tiles; ++t)
+            score_begin_period(cache->scores, scores + t * words, k);
     }
     lane.period = static_cast<uint32_t>(period);
 }
 
-int64_t window_rank(const skerry_cache *cache, const Sequence *seq, const LayerState &state, const Lane &lane, uint32_t entry, int64_t length) {
+int64_t window_rank(const skerry_cache *cache, const Sequence *seq, const LayerState &state, const Lane &lane, uint32_t entry,
+                    int64_t length) {
     const size_t words = static_cast<size_t>(cache->policy().score_words());
     const skerry_tile &tile = seq->tables.tiles[lane.offset + entry];
     const uint64_t first = static_cast<uint64_t>(std::max<int64_t>(tile.first, state.scored_from));
@@ -78,7 +80,8 @@ void add_query_squares(float *state, const float *queries, int32_t group, int32_
     const float weight = std::max(decayed, 1.0f / static_cast<float>(std::min<uint64_t>(seen, 1 << 20) + 1));
     for (int32_t c = 0; c < key_dim; ++c) {
         float square = 0;
-        for (int32_t g = 0; g < group; ++g) square += queries[g * key_dim + c] * queries[g * key_dim + c];
+        for (int32_t g = 0; g < group; ++g)
+            square += queries[g * key_dim + c] * queries[g * key_dim + c];
         square /= static_cast<float>(group);
         state[c] += (square - state[c]) * weight;
     }

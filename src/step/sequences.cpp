@@ -132,7 +132,8 @@ NewTables prepare_tables(skerry_cache *cache, const Sequence *seq, const CachePl
         for (int32_t h = 0; h < layer.kv_heads; ++h) {
             const size_t index = static_cast<size_t>(layer.lane + h);
             const Lane &lane = seq->tables.lanes[index];
-            capacities[index] = plan.bounded ? static_cast<uint32_t>(q.entries()) : std::max(lane.capacity, static_cast<uint32_t>(q.sink_tiles + 4 * q.open_tiles));
+            capacities[index] = plan.bounded ? static_cast<uint32_t>(q.entries())
+                                             : std::max(lane.capacity, static_cast<uint32_t>(q.sink_tiles + 4 * q.open_tiles));
             epochs[index] = std::max(static_cast<uint32_t>(q.epochs), lane.epochs);
         }
     }
@@ -154,7 +155,8 @@ void fill_tables(const skerry_cache *cache, const LaneTables &old, LaneTables &f
             const size_t count = from.reserved;
             std::memcpy(fresh.tiles.data() + to.offset, old.tiles.data() + from.offset, count * sizeof(skerry_tile));
             if (words != 0) {
-                std::memcpy(fresh.words.data() + to.offset * words, old.words.data() + from.offset * words, count * words * sizeof(int64_t));
+                std::memcpy(fresh.words.data() + to.offset * words, old.words.data() + from.offset * words,
+                            count * words * sizeof(int64_t));
             }
             if (p.quantises()) std::memcpy(fresh.dormant.data() + to.offset, old.dormant.data() + from.offset, count * sizeof(uint32_t));
             if (p.keeps_exact()) std::memcpy(fresh.exact.data() + to.offset, old.exact.data() + from.offset, count * sizeof(uint32_t));
@@ -202,7 +204,8 @@ void adopt_tables(skerry_cache *cache, Sequence *seq, NewTables &&made) {
 bool sequence_reserve(skerry_cache *cache, const Sequence *seq, uint32_t more, NewTables *out) {
     if (cache->plan.bounded) return false;
     bool enough = true;
-    for (const Lane &lane : seq->tables.lanes) enough = enough && lane.reserved + more <= lane.capacity;
+    for (const Lane &lane : seq->tables.lanes)
+        enough = enough && lane.reserved + more <= lane.capacity;
     if (enough) return false;
     Buffer<uint32_t> capacities(cache->allocator, Owner::step);
     Buffer<uint32_t> epochs(cache->allocator, Owner::step);
@@ -243,8 +246,8 @@ Status check_room(skerry_cache *cache, skerry_error *error) {
 
 namespace {
 
-// An empty sequence that is not in the handle table yet: a spare one under a budget. The caller has checked that there is room; if it gives up,
-// a spare one goes back by close_sequence.
+// An empty sequence that is not in the handle table yet: a spare one under a budget. The caller has checked that there is room; if it gives
+// up, a spare one goes back by close_sequence.
 Owned<Sequence> open_sequence(skerry_cache *cache) {
     Sequence *seq = cache->plan.bounded && !cache->spare.empty() ? cache->spare.pop_back() : sequence_make(cache);
     return Owned<Sequence>(cache->allocator, Owner::tables, seq);
@@ -255,8 +258,10 @@ void clear_sequence(Sequence *seq) {
     for (Lane &lane : seq->tables.lanes) {
         lane.tiles = lane.reserved = lane.epochs = lane.open_windows = lane.period = 0;
     }
-    for (LayerState &state : seq->layers) state = LayerState{};
-    for (float &value : seq->tables.query_squares) value = 0;
+    for (LayerState &state : seq->layers)
+        state = LayerState{};
+    for (float &value : seq->tables.query_squares)
+        value = 0;
     seq->length = 0;
     seq->prompt_length = -1;
     seq->prefilling = false;
@@ -265,7 +270,8 @@ void clear_sequence(Sequence *seq) {
 }
 
 void close_sequence(skerry_cache *cache, Owned<Sequence> seq) {
-    if (!cache->plan.bounded || cache->spare.size() + cache->sequences.size() >= static_cast<size_t>(cache->plan.info.max_sequences)) return;
+    if (!cache->plan.bounded || cache->spare.size() + cache->sequences.size() >= static_cast<size_t>(cache->plan.info.max_sequences))
+        return;
     clear_sequence(seq.get());
     cache->spare.push_back(seq.detach());
 }
@@ -335,7 +341,8 @@ int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t le
             }
             first = raise(layer, first);
             // A sliding window needs what its next query sees.
-            lowest = std::max(lowest, first == 0 || layer.sliding_window == 0 ? first : std::min<int64_t>(first + layer.sliding_window - 1, length));
+            lowest = std::max(
+                lowest, first == 0 || layer.sliding_window == 0 ? first : std::min<int64_t>(first + layer.sliding_window - 1, length));
         }
     }
     return lowest;
@@ -430,7 +437,8 @@ bool own_slot(skerry_cache *cache, Sequence *seq, Lane &lane, uint32_t t) {
     if (place == no_place) return false;
     std::memcpy(cache->pool.data(place), cache->pool.data(old), cache->pool.slot_bytes(slot_class));
     const WindowSpan span = window_at(p, tiles, t, std::max(lane.tiles, lane.reserved));
-    for (uint32_t k = span.begin; k < span.end; ++k) tiles[k].place = place + (tiles[k].place - old);
+    for (uint32_t k = span.begin; k < span.end; ++k)
+        tiles[k].place = place + (tiles[k].place - old);
     cache->pool.release(old);
     return true;
 }
@@ -492,7 +500,8 @@ Status sequence_truncate(skerry_cache *cache, Sequence *seq, int64_t length, ske
         return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0,
                     "no free slot for this sequence's own copy of the window that is cut");
     }
-    for (Lane &lane : seq->tables.lanes) cut_lane(cache, seq, lane, length);
+    for (Lane &lane : seq->tables.lanes)
+        cut_lane(cache, seq, lane, length);
     set_length(cache, seq, length);
     return SKERRY_OK;
 }
@@ -529,7 +538,8 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
             const WindowSpan span = window_at(p, tiles, t, to.tiles);
             cache->pool.retain(tiles[t].place);
             if (p.quantises() && child->tables.dormant[to.offset + t] != no_place) cache->pool.retain(child->tables.dormant[to.offset + t]);
-            if (p.keeps_exact() && child->tables.exact[to.offset + t] != no_place) cache->exact_pool.retain(child->tables.exact[to.offset + t]);
+            if (p.keeps_exact() && child->tables.exact[to.offset + t] != no_place)
+                cache->exact_pool.retain(child->tables.exact[to.offset + t]);
             t = span.end;
         }
     }
@@ -542,16 +552,19 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
         fits = own_cut_windows(cache, child, length);
         if (fits) child->id = cache->sequences.insert(child);
     } catch (...) {
-        for (Lane &lane : child->tables.lanes) lane_release(cache, child->tables, 0, lane);
+        for (Lane &lane : child->tables.lanes)
+            lane_release(cache, child->tables, 0, lane);
         close_sequence(cache, std::move(made));
         throw;
     }
     if (!fits) {
-        for (Lane &lane : child->tables.lanes) lane_release(cache, child->tables, 0, lane);
+        for (Lane &lane : child->tables.lanes)
+            lane_release(cache, child->tables, 0, lane);
         close_sequence(cache, std::move(made));
         return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0, "no free slot for the fork's own open window");
     }
-    for (Lane &lane : child->tables.lanes) cut_lane(cache, child, lane, length);
+    for (Lane &lane : child->tables.lanes)
+        cut_lane(cache, child, lane, length);
     set_length(cache, child, length);
     out->bits = child->id;
     static_cast<void>(made.detach());
@@ -598,11 +611,12 @@ double rank_to_mass(const skerry_cache *cache, int64_t rank) {
 }
 
 // What a window is ranked by: one head's value, or the mean over a layer whose heads share one selection.
-int64_t selection_rank(const skerry_cache *cache, const Sequence *seq, const LayerGeometry &layer, const LayerState &state, const Lane &lane,
-                       uint32_t entry) {
+int64_t selection_rank(const skerry_cache *cache, const Sequence *seq, const LayerGeometry &layer, const LayerState &state,
+                       const Lane &lane, uint32_t entry) {
     if (cache->policy().selection == SKERRY_SELECTION_PER_HEAD) return window_rank(cache, seq, state, lane, entry, seq->length);
     int64_t sum = 0;
-    for (int32_t h = 0; h < layer.kv_heads; ++h) sum = add_mass(sum, window_rank(cache, seq, state, seq->lane(layer.lane + h), entry, seq->length));
+    for (int32_t h = 0; h < layer.kv_heads; ++h)
+        sum = add_mass(sum, window_rank(cache, seq, state, seq->lane(layer.lane + h), entry, seq->length));
     return mean_over_heads(sum, static_cast<uint32_t>(layer.kv_heads));
 }
 
@@ -675,11 +689,12 @@ void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *in
                 }
                 if (p.paper()) {
                     const int32_t tokens = static_cast<int32_t>(end - begin);
-                    info->charged_bytes += tile.tier == SKERRY_TIER_FULL
-                                               ? part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tokens) +
-                                                     part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tokens)
-                                               : part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group) +
-                                                     part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group);
+                    info->charged_bytes +=
+                        tile.tier == SKERRY_TIER_FULL
+                            ? part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tokens) +
+                                  part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tokens)
+                            : part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group) +
+                                  part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group);
                 }
             });
         }
@@ -691,7 +706,8 @@ uint64_t sequence_fingerprint(skerry_cache *cache, const Sequence *seq) {
     uint64_t hash = 0xcbf29ce484222325u;
     const auto add = [&](const void *data, size_t bytes) {
         const uint8_t *byte = static_cast<const uint8_t *>(data);
-        for (size_t i = 0; i < bytes; ++i) hash = (hash ^ byte[i]) * 0x100000001b3u;
+        for (size_t i = 0; i < bytes; ++i)
+            hash = (hash ^ byte[i]) * 0x100000001b3u;
     };
     const auto add_number = [&](int64_t value) { add(&value, sizeof value); };
     const PolicyConfig &p = cache->policy();
@@ -748,7 +764,9 @@ void sequence_diagnostics(skerry_cache *cache, const Sequence *seq, int32_t laye
     int32_t counted = 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &geometry = cache->layers[i];
-        if (geometry.source != static_cast<int32_t>(i) || (layer >= 0 && cache->layers[static_cast<size_t>(layer)].source != static_cast<int32_t>(i))) continue;
+        if (geometry.source != static_cast<int32_t>(i) ||
+            (layer >= 0 && cache->layers[static_cast<size_t>(layer)].source != static_cast<int32_t>(i)))
+            continue;
         const LayerState &state = seq->layers[i];
         ++counted;
         events = std::max(events, state.events);

@@ -25,14 +25,13 @@ void for_each_tile(const PolicyConfig &p, int64_t begin, int64_t end, Visit &&vi
 }
 
 Status wrong(skerry_error *error, uint32_t subject, int32_t index, int64_t found, int64_t allowed, const char *what) {
-    return fail(error, SKERRY_ERROR_ARGUMENT, subject, index, found, allowed, "%s: %lld, allowed %lld", what,
-                static_cast<long long>(found), static_cast<long long>(allowed));
+    return fail(error, SKERRY_ERROR_ARGUMENT, subject, index, found, allowed, "%s: %lld, allowed %lld", what, static_cast<long long>(found),
+                static_cast<long long>(allowed));
 }
 
 bool collects_prompt(const skerry_step *step, const Sequence *seq) {
     const PolicyConfig &p = step->cache->policy();
-    return p.prefill == SKERRY_PREFILL_WHOLE &&
-           (seq->prompt_length < 0 || seq->prefilling || (step->flags & SKERRY_STEP_PREFILL) != 0);
+    return p.prefill == SKERRY_PREFILL_WHOLE && (seq->prompt_length < 0 || seq->prefilling || (step->flags & SKERRY_STEP_PREFILL) != 0);
 }
 
 // What one sequence's part of a step needs from the pool, per class.
@@ -110,7 +109,8 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
     const PolicyConfig &p = cache->policy();
     step->flags = desc.flags;
     bool shares = false;
-    for (size_t i = 0; i < cache->layers.size(); ++i) shares = shares || cache->layers[i].source != static_cast<int32_t>(i);
+    for (size_t i = 0; i < cache->layers.size(); ++i)
+        shares = shares || cache->layers[i].source != static_cast<int32_t>(i);
 
     step->seqs.clear();
     int64_t rows = 0;
@@ -122,7 +122,8 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         }
         const int32_t count = desc.token_counts[i];
         const bool prompt = collects_prompt(step, seq);
-        const int32_t most = prompt ? std::max(cache->plan.info.max_step_tokens, cache->plan.info.staging_tokens) : cache->plan.info.max_step_tokens;
+        const int32_t most =
+            prompt ? std::max(cache->plan.info.max_step_tokens, cache->plan.info.staging_tokens) : cache->plan.info.max_step_tokens;
         if (count < 1 || count > most) return wrong(error, SKERRY_SUBJECT_TOKENS, i, count, most, "desc.token_counts[]");
         if (desc.positions != nullptr && desc.positions[i] != seq->length) {
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_POSITION, i, desc.positions[i], seq->length,
@@ -176,9 +177,11 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         const uint64_t available = cache->pool.available(slot_class);
         if (needed[k] <= available) continue;
         if (cache->plan.bounded) {
-            return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, static_cast<int64_t>(needed[k] * cache->pool.slot_bytes(slot_class)),
-                        static_cast<int64_t>(available * cache->pool.slot_bytes(slot_class)), "this step needs %llu more slots of %u bytes, %llu are free",
-                        static_cast<unsigned long long>(needed[k]), cache->pool.slot_bytes(slot_class), static_cast<unsigned long long>(available));
+            return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1,
+                        static_cast<int64_t>(needed[k] * cache->pool.slot_bytes(slot_class)),
+                        static_cast<int64_t>(available * cache->pool.slot_bytes(slot_class)),
+                        "this step needs %llu more slots of %u bytes, %llu are free", static_cast<unsigned long long>(needed[k]),
+                        cache->pool.slot_bytes(slot_class), static_cast<unsigned long long>(available));
         }
         step->wanted[k] = needed[k] - available + cache->pool.slots(slot_class) / 4;
     }
@@ -196,14 +199,16 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         tables.reserve(step->seqs.size());
         for (size_t s = 0; s < step->seqs.size(); ++s) {
             NewTables larger(cache->allocator);
-            if (sequence_reserve(cache, step->seqs[s].seq, more[s], &larger)) tables.push_back(TablesAndSequence{step->seqs[s].seq, std::move(larger)});
+            if (sequence_reserve(cache, step->seqs[s].seq, more[s], &larger))
+                tables.push_back(TablesAndSequence{step->seqs[s].seq, std::move(larger)});
         }
         Buffer<uint8_t> scratch(cache->allocator, Owner::scratch, 64);
         const uint64_t bytes = scratch_for(cache, step->seqs, more);
         if (bytes > cache->scratch.size()) scratch.resize(bytes + bytes / 4);
         cache->pool.grow(step->wanted.span());
         if (!scratch.empty()) cache->scratch.swap(scratch);
-        for (TablesAndSequence &entry : tables) adopt_tables(cache, entry.seq, std::move(entry.tables));
+        for (TablesAndSequence &entry : tables)
+            adopt_tables(cache, entry.seq, std::move(entry.tables));
     }
     step->transitions.clear();
 
@@ -222,30 +227,31 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
             for (int32_t h = 0; h < layer.kv_heads; ++h) {
                 Lane &lane = seq->lane(layer.lane + h);
                 skerry_tile *tiles = seq->tiles(lane);
-                for_each_tile(p, part.base, part.base + part.count, [&](int64_t first, int32_t capacity, bool starts, int32_t index, bool sink) {
-                    if (first < part.base) return;
-                    skerry_tile tile{};
-                    tile.first = static_cast<int32_t>(first);
-                    tile.capacity = static_cast<uint8_t>(capacity);
-                    tile.key_format = tile.value_format = static_cast<uint8_t>(p.store_dtype);
-                    tile.tier = SKERRY_TIER_FULL;
-                    if (starts) {
-                        tile.place = cache->pool.take(sink ? c.sink : c.open);
-                        if (!sink) ++lane.open_windows;
-                    } else {
-                        tile.place = tiles[lane.reserved - 1].place + tile_units(p, layer, tile);
-                    }
-                    static_cast<void>(index);
-                    const size_t entry = lane.offset + lane.reserved;
-                    tiles[lane.reserved++] = tile;
-                    if (p.routes()) {
-                        const size_t words = static_cast<size_t>(p.score_words());
-                        std::memset(seq->tables.words.data() + entry * words, 0, words * sizeof(int64_t));
-                        seq->pending[entry] = 0;
-                    }
-                    if (p.quantises()) seq->tables.dormant[entry] = no_place;
-                    if (p.keeps_exact()) seq->tables.exact[entry] = no_place;
-                });
+                for_each_tile(p, part.base, part.base + part.count,
+                              [&](int64_t first, int32_t capacity, bool starts, int32_t index, bool sink) {
+                                  if (first < part.base) return;
+                                  skerry_tile tile{};
+                                  tile.first = static_cast<int32_t>(first);
+                                  tile.capacity = static_cast<uint8_t>(capacity);
+                                  tile.key_format = tile.value_format = static_cast<uint8_t>(p.store_dtype);
+                                  tile.tier = SKERRY_TIER_FULL;
+                                  if (starts) {
+                                      tile.place = cache->pool.take(sink ? c.sink : c.open);
+                                      if (!sink) ++lane.open_windows;
+                                  } else {
+                                      tile.place = tiles[lane.reserved - 1].place + tile_units(p, layer, tile);
+                                  }
+                                  static_cast<void>(index);
+                                  const size_t entry = lane.offset + lane.reserved;
+                                  tiles[lane.reserved++] = tile;
+                                  if (p.routes()) {
+                                      const size_t words = static_cast<size_t>(p.score_words());
+                                      std::memset(seq->tables.words.data() + entry * words, 0, words * sizeof(int64_t));
+                                      seq->pending[entry] = 0;
+                                  }
+                                  if (p.quantises()) seq->tables.dormant[entry] = no_place;
+                                  if (p.keeps_exact()) seq->tables.exact[entry] = no_place;
+                              });
             }
         }
     }
@@ -265,8 +271,8 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
     Lock lock(cache->step_mutex);
     uint8_t &state = step->layers[static_cast<size_t>(index)];
     if (layer.source != index) {
-        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, index, index, layer.source, "layer %d stores nothing: it reads layer %d",
-                    index, layer.source);
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, index, index, layer.source,
+                    "layer %d stores nothing: it reads layer %d", index, layer.source);
     }
     if ((state & layer_appended) != 0) {
         return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, index, 2, 1, "layer %d was appended already in this step", index);
@@ -315,8 +321,7 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
             int64_t position = part.base;
             const int64_t end = part.base + part.count;
             while (position < end) {
-                while (position >= tiles[t].first + tiles[t].capacity ||
-                       (t + 1 < lane.reserved && position >= tiles[t + 1].first)) {
+                while (position >= tiles[t].first + tiles[t].capacity || (t + 1 < lane.reserved && position >= tiles[t + 1].first)) {
                     ++t;
                 }
                 skerry_tile &tile = tiles[t];
@@ -340,7 +345,8 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
                     }
                 }
                 if (direct_values) {
-                    value_data = reinterpret_cast<const float *>(value_rows.base()) + row * value_rows.row_stride + h * value_rows.head_stride;
+                    value_data =
+                        reinterpret_cast<const float *>(value_rows.base()) + row * value_rows.row_stride + h * value_rows.head_stride;
                     value_stride = value_rows.row_stride;
                 } else {
                     for (int32_t k = 0; k < count; ++k) {
@@ -348,9 +354,10 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
                         clean(value_scratch + k * layer.value_dim, layer.value_dim);
                     }
                 }
-                cache->kernels().append(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, at, count, key_data, key_stride, key_part);
-                cache->kernels().append(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, at, count, value_data, value_stride,
-                                        value_part);
+                cache->kernels().append(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, at, count, key_data, key_stride,
+                                        key_part);
+                cache->kernels().append(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, at, count, value_data,
+                                        value_stride, value_part);
                 tile.count = static_cast<uint8_t>(at + count);
                 position += count;
             }
@@ -373,7 +380,8 @@ void drop_unseen(skerry_cache *cache, Sequence *seq, int32_t index, int64_t leng
         Lane &lane = seq->lane(layer.lane + h);
         skerry_tile *tiles = seq->tiles(lane);
         uint32_t begin = 0;
-        while (begin < lane.tiles && tiles[begin].first < p.sinks) ++begin;
+        while (begin < lane.tiles && tiles[begin].first < p.sinks)
+            ++begin;
         uint32_t end = begin;
         while (end < lane.tiles) {
             const WindowSpan span = window_at(p, tiles, end, lane.tiles);
@@ -476,7 +484,8 @@ Status step_commit(skerry_step *step, skerry_error *error) {
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         if (cache->layers[i].source != static_cast<int32_t>(i)) continue;
         if ((step->layers[i] & layer_appended) == 0) {
-            return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, static_cast<int32_t>(i), 0, 1, "layer %zu was not appended in this step", i);
+            return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_LAYER, static_cast<int32_t>(i), 0, 1,
+                        "layer %zu was not appended in this step", i);
         }
         if ((step->layers[i] & layer_broken) != 0) {
             return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_PARALLEL_FOR, static_cast<int32_t>(i), 0, 0,
@@ -503,7 +512,8 @@ Status step_commit(skerry_step *step, skerry_error *error) {
         calls.transitions(calls.user, step->transitions.data(), static_cast<int32_t>(step->transitions.size()));
     }
     if (calls.committed != nullptr) {
-        for (const StepSequence &part : step->seqs) calls.committed(calls.user, skerry_seq{part.seq->id}, part.seq->length);
+        for (const StepSequence &part : step->seqs)
+            calls.committed(calls.user, skerry_seq{part.seq->id}, part.seq->length);
     }
     return SKERRY_OK;
 }
@@ -529,13 +539,16 @@ void step_abort(skerry_step *step) {
                     const size_t words = static_cast<size_t>(p.score_words());
                     const uint32_t at = lane.offset;
                     std::memcpy(seq->tables.tiles.data() + at, seq->undo.tiles.data() + at, kept.tiles * sizeof(skerry_tile));
-                    std::memcpy(seq->tables.words.data() + at * words, seq->undo.words.data() + at * words, kept.tiles * words * sizeof(int64_t));
+                    std::memcpy(seq->tables.words.data() + at * words, seq->undo.words.data() + at * words,
+                                kept.tiles * words * sizeof(int64_t));
                     if (p.uses_epochs()) {
                         std::memcpy(seq->tables.epochs.data() + lane.epoch_offset, seq->undo.epochs.data() + lane.epoch_offset,
                                     kept.epochs * epoch_table_bytes(layer));
                     }
-                    if (p.quantises()) std::memcpy(seq->tables.dormant.data() + at, seq->undo.dormant.data() + at, kept.tiles * sizeof(uint32_t));
-                    if (p.keeps_exact()) std::memcpy(seq->tables.exact.data() + at, seq->undo.exact.data() + at, kept.tiles * sizeof(uint32_t));
+                    if (p.quantises())
+                        std::memcpy(seq->tables.dormant.data() + at, seq->undo.dormant.data() + at, kept.tiles * sizeof(uint32_t));
+                    if (p.keeps_exact())
+                        std::memcpy(seq->tables.exact.data() + at, seq->undo.exact.data() + at, kept.tiles * sizeof(uint32_t));
                 } else {
                     skerry_tile *tiles = seq->tiles(lane);
                     for (uint32_t t = kept.tiles; t < lane.reserved;) {

@@ -49,7 +49,8 @@ void read_row(const TensorRows &rows, int64_t row, int64_t head, int32_t dim, fl
         std::memcpy(out, at, static_cast<size_t>(dim) * sizeof(float));
         return;
     }
-    for (int32_t c = 0; c < dim; ++c) out[c] = read_value(at + size * c * rows.element_stride, dtype);
+    for (int32_t c = 0; c < dim; ++c)
+        out[c] = read_value(at + size * c * rows.element_stride, dtype);
 }
 
 void write_row(const TensorRows &rows, int64_t row, int64_t head, int32_t dim, const float *values) {
@@ -81,7 +82,8 @@ int64_t count_unstorable(const TensorRows &rows, int64_t row, int64_t head, int3
         }
         return count;
     }
-    for (int32_t c = 0; c < dim; ++c) count += std::fabs(read_value(at + size * c * rows.element_stride, dtype)) <= largest ? 0 : 1;
+    for (int32_t c = 0; c < dim; ++c)
+        count += std::fabs(read_value(at + size * c * rows.element_stride, dtype)) <= largest ? 0 : 1;
     return count;
 }
 
@@ -97,7 +99,8 @@ Status check_output(const skerry_tensor &tensor, int32_t rank, const int64_t *sh
     if (const Status status = check_tensor(tensor, rank, shape, at_least, argument, what, error); status < 0) return status;
     for (int32_t i = 0; i < rank; ++i) {
         if (tensor.shape[i] > 1 && tensor.stride[i] == 0) {
-            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TENSOR, i, 0, 1, "%s.stride[%d] is 0: rows of an output would lie on each other", what, i);
+            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TENSOR, i, 0, 1,
+                        "%s.stride[%d] is 0: rows of an output would lie on each other", what, i);
         }
     }
     return SKERRY_OK;
@@ -130,7 +133,8 @@ Status check_tensor(const skerry_tensor &tensor, int32_t rank, const int64_t *sh
         // Element offsets stay within 62 bits, so that their sums and byte sizes fit.
         constexpr int64_t most = int64_t{1} << 40;
         if (tensor.shape[i] > 1 && (tensor.stride[i] > most || tensor.stride[i] < -most)) {
-            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TENSOR, i, tensor.stride[i], most, "%s.stride[%d] is out of range", what, i);
+            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TENSOR, i, tensor.stride[i], most, "%s.stride[%d] is out of range",
+                        what, i);
         }
     }
     return SKERRY_OK;

@@ -15,7 +15,8 @@ Pool::Pool(Allocator &allocator, Owner owner)
       chunk_data_(allocator, Owner::context) {}
 
 Pool::~Pool() {
-    for (size_t i = 0; i < chunks_.size(); ++i) free_chunk(i);
+    for (size_t i = 0; i < chunks_.size(); ++i)
+        free_chunk(i);
 }
 
 void Pool::free_chunk(size_t index) noexcept {
@@ -199,7 +200,8 @@ uint32_t Pool::references(uint32_t place) const noexcept {
 
 uint64_t Pool::used_bytes() const noexcept {
     uint64_t bytes = 0;
-    for (const Class &kind : classes_) bytes += kind.used * kind.slot_bytes;
+    for (const Class &kind : classes_)
+        bytes += kind.used * kind.slot_bytes;
     return bytes;
 }
 
@@ -211,7 +213,8 @@ bool Pool::consistent() const noexcept {
             const Chunk &chunk = chunks_[c];
             if (chunk.slot_class != static_cast<int32_t>(k)) continue;
             uint32_t here = 0;
-            for (uint32_t i = 0; i < chunk.slots; ++i) here += chunk.references[i] != 0 ? 1 : 0;
+            for (uint32_t i = 0; i < chunk.slots; ++i)
+                here += chunk.references[i] != 0 ? 1 : 0;
             if (here != chunk.used) return false;
             slots += chunk.slots;
             used += here;
