@@ -89,6 +89,7 @@ struct Work {
     float *fold;     // [key_pad]
     float *keys;     // [2][key_pad][lanes], tiles that are unpacked first
     float *values;   // [lanes][value_pad]
+    float *scales;   // [block_items][lanes]: of values of R formats
 #ifdef SKERRY_INTEGER
     int8_t *query_bytes;   // [heads][2][key_pad]: high and low bytes
     float *query_scale;    // [heads]
@@ -144,6 +145,7 @@ size_t carve(Work &w, void *memory, int heads) {
     w.fold = carver.take<float>(static_cast<size_t>(w.key_pad));
     w.keys = carver.take<float>(2 * lanes * static_cast<size_t>(w.key_pad));
     w.values = carver.take<float>(lanes * static_cast<size_t>(w.value_pad));
+    w.scales = carver.take<float>(row_logits);
 #ifdef SKERRY_INTEGER
     w.query_bytes = carver.take<int8_t>(2 * n * static_cast<size_t>(w.key_pad));
     w.query_scale = carver.take<float>(n);

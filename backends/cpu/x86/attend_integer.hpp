@@ -29,6 +29,13 @@ void split_queries(Work &w, float centre) {
     }
 }
 
+void load_value_scales(Work &w, const Bucket &bucket) {
+    for (int at = bucket.begin; at < bucket.end; ++at) {
+        const Item &item = w.item[w.order[at]];
+        v_store(w.scales + lanes * at, load_scales(item.value + bucket.value_scales, item.count));
+    }
+}
+
 // Weights of one query vector for the pieces of a bucket: bytes, and what one unit of them is worth.
 template <bool is_fine>
 void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale, float centre) {
@@ -42,10 +49,7 @@ void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale
     float x[lanes * lanes];
     for (int at = bucket.begin; at < bucket.end; at += lanes) {
         const int n = bucket.end - at < lanes ? bucket.end - at : lanes;
-        for (int i = 0; i < n; ++i) {
-            const Item &item = w.item[w.order[at + i]];
-            v_store(x + lanes * i, v_mul(v_load(weights + lanes * (at + i)), load_scales(item.value + bucket.value_scales, item.count)));
-        }
+        for (int i = 0; i < n; ++i) v_store(x + lanes * i, v_mul(v_load(weights + lanes * (at + i)), v_load(w.scales + lanes * (at + i))));
         for (int i = n; i < lanes; ++i) v_store(x + lanes * i, v_zero());
         const Vec largest = v_max(v_reduce16_max(x), v_set1(0x1p-100f));
         float inverse[lanes], total[lanes];

@@ -261,6 +261,7 @@ template <int bits>
 void integer_value_bucket(Work &w, const Bucket &bucket) {
     constexpr int fields = bits == 4 ? 2 : 4, channels = lanes * fields, at_once = bits == 4 ? 4 : 2;
     const float exponent_scale = w.task->epochs[bucket.epoch].value_exponent_scale;
+    load_value_scales(w, bucket);
     for (int h = 0; h < w.heads; ++h) split_weights<false>(w, bucket, h, exponent_scale, centre_of(bucket.value_format));
     const int blocks = w.value_dim / channels, quads = (bucket.capacity + 3) / 4;
     const size_t high = bits == 3 ? r_plane_bytes(2, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity) : 0;

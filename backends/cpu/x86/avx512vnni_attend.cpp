@@ -345,6 +345,7 @@ void integer_value_bucket(Work &w, const Bucket &bucket) {
     const float exponent_scale = w.task->epochs[bucket.epoch].value_exponent_scale;
     // r8 codes lose 128 to become signed, and 0.5 of their level with it.
     const float centre = bits == 8 ? -0.5f : centre_of(format);
+    load_value_scales(w, bucket);
     for (int h = 0; h < w.heads; ++h) split_weights<is_fine>(w, bucket, h, exponent_scale, centre);
     ValueRun run;
     run.blocks = w.value_dim / channels;
