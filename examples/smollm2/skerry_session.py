@@ -42,6 +42,20 @@ def geometry(config, layers):
             for _ in range(layers)]
 
 
+def widest_recent(total, policy, **options):
+    """Largest recent region whose plan fits the budget: what sinks + recent can do with those bytes."""
+    low, high = policy.get("period_tokens", 16), options["budget"].length_tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            plan = context().plan(policy=skerry.Policy(recent_tokens=middle, **policy), **options)
+            fits = plan.planned_bytes <= total
+        except skerry.OverBudgetError:
+            fits = False
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
 class SkerrySession:
     """A cache with one sequence in it.
 
@@ -66,10 +80,14 @@ class SkerrySession:
         # token on, its prompt has to end with the first step.
         self.marks_prompt = prefill == "whole" or settings.get("fidelity") != "paper"
         limit = None if budget is None else skerry.Budget(bytes=budget * self.sequences, length_tokens=length)
-        self.cache = skerry.Cache(
-            geometry(config, layers or config.layers), policy=skerry.Policy(prefill=prefill, **settings), budget=limit,
-            max_sequences=self.sequences, max_step_tokens=chunk, staging_tokens=prompt if prefill == "whole" else 0,
-            exact_attend=exact, context=context())
+        policy = dict(settings, prefill=prefill)
+        options = {"layers": geometry(config, layers or config.layers), "budget": limit,
+                   "max_sequences": self.sequences, "max_step_tokens": chunk,
+                   "staging_tokens": prompt if prefill == "whole" else 0, "exact_attend": exact}
+        if settings["kind"] == "streaming" and budget is not None:
+            # Its default keeps 32 recent tokens whatever the budget, which no other policy is held to.
+            policy["recent_tokens"] = widest_recent(budget * self.sequences, policy=policy, **options)
+        self.cache = skerry.Cache(policy=skerry.Policy(**policy), context=context(), **options)
         self.sequence = self.cache.sequence()
         self.step = None
         self.owner = True
