@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/pages.hpp"
+
 namespace skerry {
 
 namespace {
-constexpr size_t huge_page = size_t{2} << 20;
-size_t chunk_alignment(size_t bytes) { return bytes >= huge_page ? huge_page : 64; }
+size_t chunk_alignment(size_t bytes) { return bytes >= huge_page_bytes ? huge_page_bytes : 64; }
 } // namespace
 
 Pool::Pool(Allocator &allocator, Owner owner)
@@ -67,6 +68,7 @@ void Pool::grow(std::span<const uint64_t> slots) {
             }
             std::memset(references, 0, side_bytes(here));
             // Touched here: a first touch costs microseconds per page, which no step should pay.
+            advise_huge_pages(memory, bytes);
             std::memset(memory, 0, bytes);
             chunks.push_back(Chunk{static_cast<int32_t>(k), here, 0, 0, references, bytes});
             data.push_back(memory);
