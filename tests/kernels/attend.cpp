@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "attend_scene.hpp"
 
+#include "codec/epoch.hpp"
+
 #include <doctest/doctest.h>
 
 #include <string>
@@ -237,7 +239,7 @@ TEST_CASE("attend: a fast path runs where there is one") {
         CAPTURE(level.name);
         const bool is_own = skerry::cpu_kernels(level.features)->attend != skerry::cpu_kernels(0)->attend;
         CHECK(is_own);
-        CHECK(std::string(skerry::cpu_kernels(level.features)->name) == std::string("cpu ") + level.name);
+        CHECK(std::string(skerry::cpu_kernels(level.features)->name) == "cpu " + level.name);
     }
     for (const Level &level : levels()) {
         const bool has_integers = level.features == SKERRY_CPU_AVX2 || (level.features & SKERRY_CPU_AVX512_VNNI) != 0;
@@ -336,8 +338,7 @@ TEST_CASE("attend: parts merge to the whole") {
 }
 
 TEST_CASE("attend: balanced keys whose variances span 10^4 have logits as good as white ones") {
-    // Channel i of the keys has the standard deviation 1 / b_i with b over two decades, queries the inverse: the balance is
-    // (E[q^2] / Var[k])^(1/4) = b_i up to a factor.
+    // Standard deviations of keys over two decades, those of queries the inverse: the product is white, as is what is coded.
     for (const skerry_format format : {SKERRY_FORMAT_R2, SKERRY_FORMAT_R3}) {
         double error[2] = {0, 0};
         for (int spread = 0; spread < 2; ++spread) {
@@ -345,38 +346,48 @@ TEST_CASE("attend: balanced keys whose variances span 10^4 have logits as good a
             spec.key_dim = 128;
             spec.value_dim = 64;
             spec.group = 4;
-            Scene scene(spec, 41);
-            const uint16_t epoch = scene.add_epoch(0.0f, 0.0f);
-            float *const balance = const_cast<float *>(scene.epochs[epoch].balance);
-            for (int i = 0; i < spec.key_dim; ++i) {
-                const float octave = spread == 0 ? 0.0f : 6.644f * (static_cast<float>(i) / 127.0f - 0.5f); // 100 from end to end
-                balance[i] = std::exp2(std::round(16.0f * octave) / 16.0f);
+            std::vector<double> size(128), mean(128), variance(128), query_square(128);
+            Random random(40);
+            for (size_t i = 0; i < 128; ++i) {
+                size[i] = spread == 0 ? 1.0 : std::pow(10.0, 2.0 * (double(i) / 127 - 0.5));
+                mean[i] = size[i] * double(random.normal());
+                variance[i] = size[i] * size[i];
+                query_square[i] = 1 / variance[i];
             }
-            for (size_t i = 0; i < scene.queries.size(); ++i) scene.queries[i] *= balance[i % 128];
-            // The same draws stored exactly say what the logits should be.
-            std::vector<std::vector<float>> exact_keys;
-            Scene plain(spec, 41);
-            const uint16_t same = plain.add_epoch(0.0f, 0.0f);
-            std::memcpy(const_cast<float *>(plain.epochs[same].balance), balance, sizeof(float) * 128);
+            skerry::EpochStatistics statistics;
+            statistics.mean = mean.data();
+            statistics.variance = variance.data();
+            statistics.query_square = query_square.data();
+            statistics.largest_key = 100.0f;
+            statistics.largest_value = 4.0f;
+            Scene scene(spec, 41), plain(spec, 41);
+            for (Scene *each : {&scene, &plain}) {
+                each->add_epoch(statistics);
+                each->key_sizes.assign(size.begin(), size.end());
+                for (size_t i = 0; i < each->queries.size(); ++i) each->queries[i] /= static_cast<float>(size[i % 128]);
+            }
+            // The same draws, stored exactly, say what the logits should be.
             for (int i = 0; i < 64; ++i) {
                 scene.add_tile({format, SKERRY_FORMAT_R8, 16, 16, 0, SKERRY_TIER_QUANTISED});
                 plain.add_tile({SKERRY_FORMAT_F32, SKERRY_FORMAT_F32, 16, 16, 0, SKERRY_TIER_QUANTISED});
             }
-            double difference = 0, size = 0;
+            double difference = 0, total = 0;
             for (size_t i = 0; i < scene.tiles.size(); ++i) {
                 for (size_t t = 0; t < 16; ++t) {
                     for (size_t h = 0; h < 4; ++h) {
-                        double coded = 0, exact = 0;
+                        double coded = 0, exact = 0, shift = 0;
                         for (size_t c = 0; c < 128; ++c) {
-                            coded += double(scene.queries[h * 128 + c]) * double(scene.decoded[i].keys[t * 128 + c]);
-                            exact += double(scene.queries[h * 128 + c]) * double(plain.decoded[i].keys[t * 128 + c]);
+                            const double q = double(scene.queries[h * 128 + c]);
+                            coded += q * double(scene.decoded[i].keys[t * 128 + c]);
+                            exact += q * double(plain.decoded[i].keys[t * 128 + c]);
+                            shift += q * mean[c];
                         }
                         difference += (coded - exact) * (coded - exact);
-                        size += exact * exact;
+                        total += (exact - shift) * (exact - shift); // the mean is the same for all tokens
                     }
                 }
             }
-            error[spread] = std::sqrt(difference / size);
+            error[spread] = std::sqrt(difference / total);
             scene.place_rows(1);
             for (const Level &level : levels()) {
                 if (!runs(level)) continue;
@@ -387,7 +398,7 @@ TEST_CASE("attend: balanced keys whose variances span 10^4 have logits as good a
         CAPTURE(format);
         CAPTURE(error[0]);
         CAPTURE(error[1]);
-        CHECK(error[0] > 0.01); // the codec loses something: the comparison is not between zeros
+        CHECK(error[0] > 0.1); // the codec loses something: the comparison is not between zeros
         CHECK(error[1] <= 1.5 * error[0]);
     }
 }

@@ -4,6 +4,7 @@
 // Random work lists and what attention over them is in float64, for the tests and the benchmark of attend.
 
 #include "base/half.hpp"
+#include "codec/epoch.hpp"
 #include "codec/layout.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/ref/ref.hpp"
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace scene {
@@ -133,6 +135,19 @@ class Scene {
         return static_cast<uint16_t>(epochs.size() - 1);
     }
 
+    // Keys are then drawn with `key_sizes` about the mean.
+    uint16_t add_epoch(const skerry::EpochStatistics &statistics) {
+        const size_t dim = static_cast<size_t>(spec_.key_dim);
+        std::vector<uint8_t> stored(skerry::epoch_bytes(spec_.key_dim));
+        skerry::epoch_freeze(statistics, spec_.key_dim, stored.data());
+        std::vector<float> mean(dim), balance(dim);
+        epochs.push_back(skerry::epoch_decode(stored.data(), spec_.key_dim, mean.data(), balance.data()));
+        numbers_.push_back(std::move(mean));
+        numbers_.push_back(std::move(balance));
+        return static_cast<uint16_t>(epochs.size() - 1);
+    }
+    std::vector<double> key_sizes;
+
     void set_rows(int32_t rows) {
         positions.resize(static_cast<size_t>(rows));
         queries.resize(static_cast<size_t>(rows) * static_cast<size_t>(spec_.group * spec_.key_dim));
@@ -163,8 +178,11 @@ class Scene {
         std::vector<float> keys(static_cast<size_t>(count * kd)), values(static_cast<size_t>(count * vd));
         for (size_t i = 0; i < keys.size(); ++i) {
             const size_t c = i % static_cast<size_t>(kd);
-            const float size = spec_.key_size * random.normal();
-            keys[i] = epochs.empty() ? size : size / epochs[tile.epoch].balance[c] + epochs[tile.epoch].mean[c];
+            const float draw = spec_.key_size * random.normal();
+            keys[i] = draw;
+            if (epochs.empty()) continue;
+            const float spread = key_sizes.empty() ? 1.0f / epochs[tile.epoch].balance[c] : static_cast<float>(key_sizes[c]);
+            keys[i] = draw * spread + epochs[tile.epoch].mean[c];
         }
         for (float &v : values) v = random.normal() + 0.25f;
         put(tile, SKERRY_SIDE_KEY, keys, record);
@@ -404,7 +422,7 @@ inline Errors compare(const Scene &scene, const Result &result, int32_t begin = 
 }
 
 struct Level {
-    const char *name;
+    std::string name;
     uint32_t features;
 };
 
