@@ -180,7 +180,8 @@ void visible(int32_t position, int32_t window, int32_t first, int32_t count, int
 
 // ---------------------------------------------------------------------------------------------------------------- planning
 
-Bucket &bucket_of(Work &w, const skerry_tile &tile) {
+// Flattened, lest a copy of a shared inline function is left here for the linker to find.
+[[gnu::flatten]] Bucket &bucket_of(Work &w, const skerry_tile &tile) {
     const bool has_r = is_r_format(tile.key_format) || is_r_format(tile.value_format);
     const uint64_t key = uint64_t(has_r ? tile.epoch : 0) << 32 | uint64_t(tile.key_format) << 16 |
                          uint64_t(tile.value_format) << 8 | tile.capacity;
