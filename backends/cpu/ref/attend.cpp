@@ -32,8 +32,7 @@ Scratch carve(const skerry_attend_params &params, void *memory) {
 }
 
 const uint8_t *record_of(const skerry_pool_view &pool, uint32_t place) {
-    return pool.chunks[place >> pool.chunk_shift] +
-           static_cast<size_t>(place & ((1u << pool.chunk_shift) - 1u)) * place_bytes;
+    return pool.chunks[place >> pool.chunk_shift] + static_cast<size_t>(place & ((1u << pool.chunk_shift) - 1u)) * place_bytes;
 }
 
 void decode_tile(const skerry_attend_params &params, const skerry_attend_task &task, const skerry_tile &tile, const Scratch &scratch) {
@@ -65,7 +64,8 @@ void decode_tile(const skerry_attend_params &params, const skerry_attend_task &t
 
 float logit_of(const skerry_attend_params &params, const float *query, const float *key) {
     float dot = 0;
-    for (int32_t i = 0; i < params.key_dim; ++i) dot += query[i] * key[i];
+    for (int32_t i = 0; i < params.key_dim; ++i)
+        dot += query[i] * key[i];
     const float logit = dot * params.scale;
     return params.softcap > 0 ? params.softcap * std::tanh(logit / params.softcap) : logit;
 }
@@ -110,14 +110,16 @@ void attend(const skerry_attend_params *params, const skerry_attend_task *task) 
                 float &max = task->max[head], &sum = task->sum[head];
                 if (tile_max > max) {
                     const float shrink = std::exp(max - tile_max);
-                    for (int32_t i = 0; i < value_dim; ++i) out[i] *= shrink;
+                    for (int32_t i = 0; i < value_dim; ++i)
+                        out[i] *= shrink;
                     sum *= shrink;
                     max = tile_max;
                 }
                 for (int32_t t = begin; t < end; ++t) {
                     const float weight = std::exp(scratch.logits[t] - max);
                     const float *const value = scratch.values + static_cast<ptrdiff_t>(t) * value_dim;
-                    for (int32_t i = 0; i < value_dim; ++i) out[i] += weight * value[i];
+                    for (int32_t i = 0; i < value_dim; ++i)
+                        out[i] += weight * value[i];
                     sum += weight;
                     tile_sum += std::exp(scratch.logits[t] - tile_max);
                 }

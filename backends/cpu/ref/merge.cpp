@@ -17,7 +17,8 @@ void merge(int32_t parts, int32_t heads, int32_t group, int32_t value_dim, const
         // A sink takes weight and adds no value.
         const float sink = sink_logits != nullptr ? sink_logits[head % group] : none;
         float largest = sink;
-        for (int32_t part = 0; part < parts; ++part) largest = std::max(largest, max[part * head_stride + head]);
+        for (int32_t part = 0; part < parts; ++part)
+            largest = std::max(largest, max[part * head_stride + head]);
         lse[head] = none;
         if (largest == none) continue;
         float total = sink != none ? std::exp(sink - largest) : 0.0f;
@@ -27,11 +28,13 @@ void merge(int32_t parts, int32_t heads, int32_t group, int32_t value_dim, const
             const float weight = std::exp(part_max - largest);
             const float *const part_row = out + part * out_stride + static_cast<ptrdiff_t>(head) * value_dim;
             total += weight * sum[part * head_stride + head];
-            for (int32_t i = 0; i < value_dim; ++i) row[i] += weight * part_row[i];
+            for (int32_t i = 0; i < value_dim; ++i)
+                row[i] += weight * part_row[i];
         }
         lse[head] = largest + std::log(total);
         const float inverse = 1.0f / total;
-        for (int32_t i = 0; i < value_dim; ++i) row[i] *= inverse;
+        for (int32_t i = 0; i < value_dim; ++i)
+            row[i] *= inverse;
     }
 }
 

@@ -32,7 +32,8 @@ struct SignTable {
 
 constexpr SignTable make_sign_table() {
     SignTable table{};
-    for (int i = 0; i < sign_table_size; ++i) table.sign[i] = rotation_flips(i) ? -1.0f : 1.0f;
+    for (int i = 0; i < sign_table_size; ++i)
+        table.sign[i] = rotation_flips(i) ? -1.0f : 1.0f;
     return table;
 }
 
@@ -47,7 +48,7 @@ struct Item {
     int32_t tile;  // index in the task
     int32_t first; // position of the first of its tokens
     int16_t next;
-    int16_t sub;   // which 16 tokens of a C record
+    int16_t sub; // which 16 tokens of a C record
     uint8_t count;
     uint8_t begin, end; // tokens that every row sees, when is_uniform
     bool is_uniform;
@@ -77,19 +78,19 @@ struct Work {
     float *logits;   // [heads][block_items][lanes], later weights
     float *tile_max; // [heads][block_items]
     float *tile_sum;
-    float *shrink;   // [heads][block_items]: exp(tile_max - max)
-    float *plain;    // [heads][value_pad]
+    float *shrink; // [heads][block_items]: exp(tile_max - max)
+    float *plain;  // [heads][value_pad]
     float *rotated;
-    float *max;      // [heads]
+    float *max; // [heads]
     float *sum;
-    float *centre;   // [heads]: what integer codes put too much into every rotated channel
-    float *query_mean;  // [heads]: q . mean * scale
+    float *centre;        // [heads]: what integer codes put too much into every rotated channel
+    float *query_mean;    // [heads]: q . mean * scale
     float *query_largest; // [heads]: magnitude in `prepared`
-    float *prepared; // [heads][key_pad]: R(q / balance)
-    float *fold;     // [key_pad]
-    float *keys;     // [2][key_pad][lanes], tiles that are unpacked first
-    float *values;   // [lanes][value_pad]
-    float *scales;   // [block_items][lanes]: of values of R formats
+    float *prepared;      // [heads][key_pad]: R(q / balance)
+    float *fold;          // [key_pad]
+    float *keys;          // [2][key_pad][lanes], tiles that are unpacked first
+    float *values;        // [lanes][value_pad]
+    float *scales;        // [block_items][lanes]: of values of R formats
 #ifdef SKERRY_INTEGER
     int8_t *query_bytes;   // [heads][2][key_pad]: high and low bytes
     float *query_scale;    // [heads]
@@ -167,9 +168,7 @@ const uint8_t *record_of(const skerry_pool_view &pool, uint32_t place) {
     return pool.chunks[place >> pool.chunk_shift] + static_cast<size_t>(place & ((1u << pool.chunk_shift) - 1u)) * place_bytes;
 }
 
-int32_t clamp_int(int64_t x, int32_t low, int32_t high) {
-    return x < low ? low : x > high ? high : static_cast<int32_t>(x);
-}
+int32_t clamp_int(int64_t x, int32_t low, int32_t high) { return x < low ? low : x > high ? high : static_cast<int32_t>(x); }
 
 // Tokens [begin, end) of `count` from position `first` on that a row at `position` sees.
 void visible(int32_t position, int32_t window, int32_t first, int32_t count, int &begin, int &end) {
@@ -183,8 +182,8 @@ void visible(int32_t position, int32_t window, int32_t first, int32_t count, int
 // Flattened, lest a copy of a shared inline function is left here for the linker to find.
 [[gnu::flatten]] Bucket &bucket_of(Work &w, const skerry_tile &tile) {
     const bool has_r = is_r_format(tile.key_format) || is_r_format(tile.value_format);
-    const uint64_t key = uint64_t(has_r ? tile.epoch : 0) << 32 | uint64_t(tile.key_format) << 16 |
-                         uint64_t(tile.value_format) << 8 | tile.capacity;
+    const uint64_t key =
+        uint64_t(has_r ? tile.epoch : 0) << 32 | uint64_t(tile.key_format) << 16 | uint64_t(tile.value_format) << 8 | tile.capacity;
     for (int b = w.buckets - 1; b >= 0; --b) {
         if (w.bucket[b].key == key) return w.bucket[b];
     }
@@ -204,8 +203,7 @@ void visible(int32_t position, int32_t window, int32_t first, int32_t count, int
         fresh.key_scales = static_cast<ptrdiff_t>(r_scale_offset(tile.key_format, SKERRY_SIDE_KEY, w.key_dim, tile.capacity));
     }
     if (is_r_format(tile.value_format)) {
-        fresh.value_scales =
-            static_cast<ptrdiff_t>(r_scale_offset(tile.value_format, SKERRY_SIDE_VALUE, w.value_dim, tile.capacity));
+        fresh.value_scales = static_cast<ptrdiff_t>(r_scale_offset(tile.value_format, SKERRY_SIDE_VALUE, w.value_dim, tile.capacity));
     }
     return fresh;
 }
@@ -258,13 +256,15 @@ int32_t plan_block(Work &w, int32_t index) {
         const uint32_t tiers = w.params->tiers;
         if (tiers != 0 && (tiers >> tile.tier & 1u) == 0) continue;
         const uint8_t *const record = record_of(w.params->pool, tile.place);
-        for (int sub = 0; sub < pieces(tile); ++sub) add_item(w, tile, record, index - task.tile_begin, sub);
+        for (int sub = 0; sub < pieces(tile); ++sub)
+            add_item(w, tile, record, index - task.tile_begin, sub);
     }
     // In order of their keys, not of appearance, which tokens that a row does not see could change.
     int16_t sorted[block_items];
     for (int b = 0; b < w.buckets; ++b) {
         int at = b;
-        for (; at > 0 && w.bucket[sorted[at - 1]].key > w.bucket[b].key; --at) sorted[at] = sorted[at - 1];
+        for (; at > 0 && w.bucket[sorted[at - 1]].key > w.bucket[b].key; --at)
+            sorted[at] = sorted[at - 1];
         sorted[at] = static_cast<int16_t>(b);
     }
     Bucket moved[block_items];
@@ -272,7 +272,8 @@ int32_t plan_block(Work &w, int32_t index) {
     for (int b = 0; b < w.buckets; ++b) {
         moved[b] = w.bucket[sorted[b]];
         moved[b].begin = static_cast<int16_t>(n);
-        for (int16_t i = moved[b].head; i >= 0; i = w.item[i].next) w.order[n++] = i;
+        for (int16_t i = moved[b].head; i >= 0; i = w.item[i].next)
+            w.order[n++] = i;
         moved[b].end = static_cast<int16_t>(n);
     }
     std::memcpy(w.bucket, moved, sizeof(Bucket) * static_cast<size_t>(w.buckets));
@@ -284,7 +285,8 @@ int32_t plan_block(Work &w, int32_t index) {
 template <int vectors>
 void hadamard_registers(float *row) {
     Vec x[vectors];
-    for (int i = 0; i < vectors; ++i) x[i] = v_butterfly(v_load(row + lanes * i), lanes);
+    for (int i = 0; i < vectors; ++i)
+        x[i] = v_butterfly(v_load(row + lanes * i), lanes);
     for (int distance = 1; distance < vectors; distance *= 2) {
         for (int i = 0; i < vectors; ++i) {
             if ((i & distance) != 0) continue;
@@ -293,7 +295,8 @@ void hadamard_registers(float *row) {
             x[i + distance] = v_sub(a, b);
         }
     }
-    for (int i = 0; i < vectors; ++i) v_store(row + lanes * i, x[i]);
+    for (int i = 0; i < vectors; ++i)
+        v_store(row + lanes * i, x[i]);
 }
 
 // Butterflies of hadamard_blocks() over a row that is padded to whole vectors.
@@ -301,7 +304,8 @@ void hadamard(float *row, int dim) {
     const int n = hadamard_size(dim);
     if (n == 1) return;
     if (n <= lanes) {
-        for (int i = 0; i < dim; i += lanes) v_store(row + i, v_butterfly(v_load(row + i), n));
+        for (int i = 0; i < dim; i += lanes)
+            v_store(row + i, v_butterfly(v_load(row + i), n));
         return;
     }
     const int step = n < 8 * lanes ? n : 8 * lanes;
@@ -326,7 +330,8 @@ Vec signed_norm(int channel, float norm, int n) {
     if (n == 1) return v_set1(1.0f);
     if (channel + lanes <= sign_table_size) return v_mul(v_load(sign_table.sign + channel), v_set1(norm));
     float sign[lanes];
-    for (int i = 0; i < lanes; ++i) sign[i] = rotation_flips(channel + i) ? -norm : norm;
+    for (int i = 0; i < lanes; ++i)
+        sign[i] = rotation_flips(channel + i) ? -norm : norm;
     return v_load(sign);
 }
 
@@ -367,7 +372,8 @@ void prepare_row_of(Work &w, const float *query, const float *mean, int h) {
         v_store(prepared + i, v_mul(q, v_load(w.fold + i)));
     }
     hadamard(prepared, dim);
-    for (int i = 0; i < dim; i += lanes) largest = v_max(largest, v_abs(v_load(prepared + i)));
+    for (int i = 0; i < dim; i += lanes)
+        largest = v_max(largest, v_abs(v_load(prepared + i)));
     w.query_mean[h] = v_sum(dot) * w.params->scale;
     w.query_largest[h] = v_largest(largest);
 }
@@ -575,7 +581,8 @@ void unpack_c_values(const Work &w, skerry_format format, int capacity, const It
     for (int t = 0; t < item.count; ++t) {
         const uint8_t *const codes = item.value + static_cast<size_t>(first + t) * row;
         float *const to = values + static_cast<ptrdiff_t>(t) * w.value_pad;
-        for (int c = 0; c < dim; c += lanes) v_store(to + c, code_lanes(codes + c * bits / 8, bits, end));
+        for (int c = 0; c < dim; c += lanes)
+            v_store(to + c, code_lanes(codes + c * bits / 8, bits, end));
     }
     // All grids of these tokens, 16 at a time; a group need not begin with a vector.
     const ptrdiff_t last = (first + item.count) * groups;
@@ -635,7 +642,8 @@ void key_dots(const uint8_t *const *keys, int dim, const float *queries, int str
     constexpr ptrdiff_t line = element == element_f32 ? 64 : 32;
     Vec acc[tiles][heads];
     for (int t = 0; t < tiles; ++t) {
-        for (int h = 0; h < heads; ++h) acc[t][h] = v_zero();
+        for (int h = 0; h < heads; ++h)
+            acc[t][h] = v_zero();
     }
     for (int c = 0; c < dim; ++c) {
         Vec key[tiles];
@@ -645,17 +653,19 @@ void key_dots(const uint8_t *const *keys, int dim, const float *queries, int str
         }
         for (int h = 0; h < heads; ++h) {
             const Vec q = v_set1(queries[static_cast<ptrdiff_t>(h) * stride + c]);
-            for (int t = 0; t < tiles; ++t) acc[t][h] = v_fma(key[t], q, acc[t][h]);
+            for (int t = 0; t < tiles; ++t)
+                acc[t][h] = v_fma(key[t], q, acc[t][h]);
         }
     }
     for (int t = 0; t < tiles; ++t) {
-        for (int h = 0; h < heads; ++h) dots[t][h] = acc[t][h];
+        for (int h = 0; h < heads; ++h)
+            dots[t][h] = acc[t][h];
     }
 }
 
 template <Element element, int tiles, int heads>
-void key_chunk(const Work &w, const uint8_t *const *keys, const float *queries, int stride, const Vec *factor, const float *mean,
-               int at, int head, const Ahead &ahead) {
+void key_chunk(const Work &w, const uint8_t *const *keys, const float *queries, int stride, const Vec *factor, const float *mean, int at,
+               int head, const Ahead &ahead) {
     Vec dots[tiles][heads];
     key_dots<element, tiles, heads>(keys, w.key_dim, queries + static_cast<ptrdiff_t>(head) * stride, stride, ahead, dots);
     for (int t = 0; t < tiles; ++t) {
@@ -667,16 +677,25 @@ void key_chunk(const Work &w, const uint8_t *const *keys, const float *queries, 
 }
 
 template <Element element, int tiles>
-void key_tiles(const Work &w, const uint8_t *const *keys, const float *queries, int stride, const Vec *factor, const float *mean,
-               int at, Ahead ahead) {
+void key_tiles(const Work &w, const uint8_t *const *keys, const float *queries, int stride, const Vec *factor, const float *mean, int at,
+               Ahead ahead) {
     for (int head = 0; head < w.heads; head += 4) {
         switch (w.heads - head) {
-        default: key_chunk<element, tiles, 4>(w, keys, queries, stride, factor, mean, at, head, ahead); break;
-        case 3: key_chunk<element, tiles, 3>(w, keys, queries, stride, factor, mean, at, head, ahead); break;
-        case 2: key_chunk<element, tiles, 2>(w, keys, queries, stride, factor, mean, at, head, ahead); break;
-        case 1: key_chunk<element, tiles, 1>(w, keys, queries, stride, factor, mean, at, head, ahead); break;
+        default:
+            key_chunk<element, tiles, 4>(w, keys, queries, stride, factor, mean, at, head, ahead);
+            break;
+        case 3:
+            key_chunk<element, tiles, 3>(w, keys, queries, stride, factor, mean, at, head, ahead);
+            break;
+        case 2:
+            key_chunk<element, tiles, 2>(w, keys, queries, stride, factor, mean, at, head, ahead);
+            break;
+        case 1:
+            key_chunk<element, tiles, 1>(w, keys, queries, stride, factor, mean, at, head, ahead);
+            break;
         }
-        for (int t = 0; t < tiles; ++t) ahead.part[t] = keys[t];
+        for (int t = 0; t < tiles; ++t)
+            ahead.part[t] = keys[t];
     }
 }
 
@@ -684,9 +703,15 @@ template <int tiles>
 void key_tiles_of(Element element, const Work &w, const uint8_t *const *keys, const float *queries, int stride, const Vec *factor,
                   const float *mean, int at, const Ahead &ahead) {
     switch (element) {
-    case element_f16: key_tiles<element_f16, tiles>(w, keys, queries, stride, factor, mean, at, ahead); break;
-    case element_bf16: key_tiles<element_bf16, tiles>(w, keys, queries, stride, factor, mean, at, ahead); break;
-    default: key_tiles<element_f32, tiles>(w, keys, queries, stride, factor, mean, at, ahead); break;
+    case element_f16:
+        key_tiles<element_f16, tiles>(w, keys, queries, stride, factor, mean, at, ahead);
+        break;
+    case element_bf16:
+        key_tiles<element_bf16, tiles>(w, keys, queries, stride, factor, mean, at, ahead);
+        break;
+    default:
+        key_tiles<element_f32, tiles>(w, keys, queries, stride, factor, mean, at, ahead);
+        break;
     }
 }
 
@@ -750,7 +775,8 @@ void float_keys(Work &w, const Bucket &bucket) {
 // ----------------------------------------------------------------------------------------------------------------- weights
 
 void rescale(float *row, int n, float by) {
-    for (int i = 0; i < n; i += lanes) v_store(row + i, v_mul(v_load(row + i), v_set1(by)));
+    for (int i = 0; i < n; i += lanes)
+        v_store(row + i, v_mul(v_load(row + i), v_set1(by)));
 }
 
 float exp_one(float x) { return v_first_of(v_exp(v_set1(x))); }
@@ -762,7 +788,8 @@ void soften(Work &w, int head) {
     float *const shrink = w.shrink + head * block_items;
     const Vec none = v_set1(-__builtin_inff());
     const int whole = (w.items + lanes - 1) / lanes * lanes;
-    for (int at = w.items; at < whole; ++at) v_store(logits + lanes * at, none);
+    for (int at = w.items; at < whole; ++at)
+        v_store(logits + lanes * at, none);
     Vec largest = none;
     for (int at = 0; at < whole; at += lanes) {
         float *const x = logits + lanes * at;
@@ -771,7 +798,8 @@ void soften(Work &w, int head) {
         v_store(tile_max + at, max);
         v_store(held_max, v_max(max, v_set1(lowest)));
         largest = v_max(largest, max);
-        for (int i = 0; i < lanes; ++i) v_store(x + lanes * i, v_exp(v_sub(v_load(x + lanes * i), v_set1(held_max[i]))));
+        for (int i = 0; i < lanes; ++i)
+            v_store(x + lanes * i, v_exp(v_sub(v_load(x + lanes * i), v_set1(held_max[i]))));
         v_store(tile_sum + at, v_reduce16_add(x));
     }
     const float block_max = v_largest(largest);
@@ -794,7 +822,8 @@ void soften(Work &w, int head) {
         v_store(share + at, v_mul(by, v_load(tile_sum + at)));
     }
     // One after the other: pieces that the row does not see add an exact 0 wherever they lie.
-    for (int at = 0; at < w.items; ++at) sum += share[at];
+    for (int at = 0; at < w.items; ++at)
+        sum += share[at];
     w.sum[head] = sum;
 }
 
@@ -827,7 +856,8 @@ void value_chunk_of(const uint8_t *values, ptrdiff_t row_bytes, int begin, int e
     constexpr ptrdiff_t size = element == element_f32 ? 4 : 2;
     Vec acc[heads][vectors];
     for (int h = 0; h < heads; ++h) {
-        for (int v = 0; v < vectors; ++v) acc[h][v] = v_load(out + static_cast<ptrdiff_t>(h) * pad + lanes * v);
+        for (int v = 0; v < vectors; ++v)
+            acc[h][v] = v_load(out + static_cast<ptrdiff_t>(h) * pad + lanes * v);
     }
     for (int t = begin; t < end; ++t) {
         const uint8_t *const row = values + row_bytes * t;
@@ -838,11 +868,13 @@ void value_chunk_of(const uint8_t *values, ptrdiff_t row_bytes, int begin, int e
         }
         for (int h = 0; h < heads; ++h) {
             const Vec weight = v_set1(weights[h * row_logits + t]);
-            for (int v = 0; v < vectors; ++v) acc[h][v] = v_fma(value[v], weight, acc[h][v]);
+            for (int v = 0; v < vectors; ++v)
+                acc[h][v] = v_fma(value[v], weight, acc[h][v]);
         }
     }
     for (int h = 0; h < heads; ++h) {
-        for (int v = 0; v < vectors; ++v) v_store(out + static_cast<ptrdiff_t>(h) * pad + lanes * v, acc[h][v]);
+        for (int v = 0; v < vectors; ++v)
+            v_store(out + static_cast<ptrdiff_t>(h) * pad + lanes * v, acc[h][v]);
     }
 }
 
@@ -874,11 +906,20 @@ void value_tile(const Work &w, const Item &item, int at, const uint8_t *values, 
         const float *const weights = w.logits + static_cast<ptrdiff_t>(head) * row_logits + lanes * at;
         float *const to = out + static_cast<ptrdiff_t>(head) * w.value_pad;
         switch (begin < end ? heads : 0) {
-        case 4: value_heads<element, 4>(w, values, row_bytes, begin, end, weights, to, ahead); break;
-        case 3: value_heads<element, 3>(w, values, row_bytes, begin, end, weights, to, ahead); break;
-        case 2: value_heads<element, 2>(w, values, row_bytes, begin, end, weights, to, ahead); break;
-        case 1: value_heads<element, 1>(w, values, row_bytes, begin, end, weights, to, ahead); break;
-        default: break;
+        case 4:
+            value_heads<element, 4>(w, values, row_bytes, begin, end, weights, to, ahead);
+            break;
+        case 3:
+            value_heads<element, 3>(w, values, row_bytes, begin, end, weights, to, ahead);
+            break;
+        case 2:
+            value_heads<element, 2>(w, values, row_bytes, begin, end, weights, to, ahead);
+            break;
+        case 1:
+            value_heads<element, 1>(w, values, row_bytes, begin, end, weights, to, ahead);
+            break;
+        default:
+            break;
         }
         head += heads;
         ahead = values;
@@ -907,9 +948,15 @@ void float_values(Work &w, const Bucket &bucket) {
             const ptrdiff_t row_bytes = element_bytes(element_of(format)) * w.value_dim;
             const uint8_t *const ahead = value_ahead(w, at, 1);
             switch (element_of(format)) {
-            case element_f16: value_tile<element_f16>(w, item, at, item.value, row_bytes, out, ahead); break;
-            case element_bf16: value_tile<element_bf16>(w, item, at, item.value, row_bytes, out, ahead); break;
-            default: value_tile<element_f32>(w, item, at, item.value, row_bytes, out, ahead); break;
+            case element_f16:
+                value_tile<element_f16>(w, item, at, item.value, row_bytes, out, ahead);
+                break;
+            case element_bf16:
+                value_tile<element_bf16>(w, item, at, item.value, row_bytes, out, ahead);
+                break;
+            default:
+                value_tile<element_f32>(w, item, at, item.value, row_bytes, out, ahead);
+                break;
             }
             continue;
         }
@@ -944,7 +991,8 @@ void attend_block(Work &w) {
 #endif
         float_keys(w, w.bucket[b]);
     }
-    for (int h = 0; h < w.heads; ++h) soften(w, h);
+    for (int h = 0; h < w.heads; ++h)
+        soften(w, h);
     if (w.task->tile_max != nullptr) report_tiles(w);
     for (int b = 0; b < w.buckets; ++b) {
 #ifdef SKERRY_INTEGER
@@ -967,7 +1015,8 @@ void store_results(Work &w) {
         float *const out = w.task->out + head * dim;
         if (w.rotated_used) {
             const Vec centre = v_set1(w.centre[h]);
-            for (int i = 0; i < dim; i += lanes) v_store(rotated + i, v_sub(v_load(rotated + i), centre));
+            for (int i = 0; i < dim; i += lanes)
+                v_store(rotated + i, v_sub(v_load(rotated + i), centre));
             hadamard(rotated, dim);
         }
         for (int i = 0; i < dim; i += lanes) {
@@ -1008,7 +1057,8 @@ void engine_attend(const skerry_attend_params *params, const skerry_attend_task 
     if (task->tile_max != nullptr) {
         // Tiles that no row sees never become pieces.
         const ptrdiff_t n = static_cast<ptrdiff_t>(task->tile_end - task->tile_begin) * task->rows * params->group;
-        for (ptrdiff_t i = 0; i < n; ++i) task->tile_max[i] = -__builtin_inff();
+        for (ptrdiff_t i = 0; i < n; ++i)
+            task->tile_max[i] = -__builtin_inff();
         std::memset(task->tile_sum, 0, static_cast<size_t>(n) * sizeof(float));
     }
     for (w.row0 = 0; w.row0 < task->rows; w.row0 += at_once) {

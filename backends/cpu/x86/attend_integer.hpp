@@ -49,8 +49,10 @@ void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale
     float x[lanes * lanes];
     for (int at = bucket.begin; at < bucket.end; at += lanes) {
         const int n = bucket.end - at < lanes ? bucket.end - at : lanes;
-        for (int i = 0; i < n; ++i) v_store(x + lanes * i, v_mul(v_load(weights + lanes * (at + i)), v_load(w.scales + lanes * (at + i))));
-        for (int i = n; i < lanes; ++i) v_store(x + lanes * i, v_zero());
+        for (int i = 0; i < n; ++i)
+            v_store(x + lanes * i, v_mul(v_load(weights + lanes * (at + i)), v_load(w.scales + lanes * (at + i))));
+        for (int i = n; i < lanes; ++i)
+            v_store(x + lanes * i, v_zero());
         const Vec largest = v_max(v_reduce16_max(x), v_set1(0x1p-100f));
         float inverse[lanes], total[lanes];
         v_store(inverse, v_div(v_set1(top), largest));
@@ -64,7 +66,8 @@ void split_weights(Work &w, const Bucket &bucket, int head, float exponent_scale
             if (is_fine) i_store_bytes(low_bytes + to, whole);
         }
         v_store(total, v_mul(v_mul(v_reduce16_add(x), step), v_set1(centre)));
-        for (int i = 0; i < n; ++i) excess += total[i];
+        for (int i = 0; i < n; ++i)
+            excess += total[i];
     }
     w.centre[head] = excess;
 }

@@ -94,7 +94,8 @@ void integer_tile(const Work &w, const uint8_t *keys, int words, int head, KeySu
     constexpr int channels = bits == 3 ? 16 : 32 / bits, steps = channels / 4;
     const int lines = (w.key_dim + channels - 1) / channels;
     for (int v = 0; v < 2 * heads; ++v) {
-        for (int half = 0; half < 2; ++half) sums.narrow[v][half] = sums.wide[v][half] = _mm256_setzero_si256();
+        for (int half = 0; half < 2; ++half)
+            sums.narrow[v][half] = sums.wide[v][half] = _mm256_setzero_si256();
     }
     int room = steps_in_16_bits(bits);
     for (int line = 0; line < lines; ++line) {
@@ -151,7 +152,8 @@ void integer_key_bucket(const Work &w, const Bucket &bucket, float scale) {
     for (int at = bucket.begin; at < bucket.end; ++at) {
         const Item &item = w.item[w.order[at]];
         const uint8_t *const ahead = key_ahead(w, at, fetch_distance);
-        for (ptrdiff_t i = 0; i <= bucket.key_scales; i += 64) fetch_line(ahead + i);
+        for (ptrdiff_t i = 0; i <= bucket.key_scales; i += 64)
+            fetch_line(ahead + i);
         fetch_line(item.value + bucket.value_scales);
         const Vec factor = v_mul(load_scales(item.key + bucket.key_scales, item.count), v_set1(scale));
         for (int head = 0; head < w.heads; head += 2) {
@@ -167,9 +169,15 @@ void integer_key_bucket(const Work &w, const Bucket &bucket, float scale) {
 template <bool is_whole>
 void integer_key_bucket_of(const Work &w, const Bucket &bucket, float scale) {
     switch (bucket.key_format) {
-    case SKERRY_FORMAT_R2: integer_key_bucket<2, is_whole>(w, bucket, scale); break;
-    case SKERRY_FORMAT_R3: integer_key_bucket<3, is_whole>(w, bucket, scale); break;
-    default: integer_key_bucket<4, is_whole>(w, bucket, scale); break;
+    case SKERRY_FORMAT_R2:
+        integer_key_bucket<2, is_whole>(w, bucket, scale);
+        break;
+    case SKERRY_FORMAT_R3:
+        integer_key_bucket<3, is_whole>(w, bucket, scale);
+        break;
+    default:
+        integer_key_bucket<4, is_whole>(w, bucket, scale);
+        break;
     }
 }
 
@@ -237,14 +245,16 @@ void integer_value_half(const Work &w, const ValueBlock &block, int half, int at
     const uint8_t *const weights = w.weight_bytes + static_cast<ptrdiff_t>(head) * row_logits + lanes * at;
     __m256i sum[heads][fields];
     for (int h = 0; h < heads; ++h) {
-        for (int j = 0; j < fields; ++j) sum[h][j] = _mm256_setzero_si256();
+        for (int j = 0; j < fields; ++j)
+            sum[h][j] = _mm256_setzero_si256();
     }
     for (int quad = 0; quad < block.quads; ++quad) {
         __m256i codes[fields];
         value_codes<bits, fields>(block, quad, half, codes);
         for (int h = 0; h < heads; ++h) {
             const __m256i weight = broadcast_word(weights + h * row_logits + 4 * quad);
-            for (int j = 0; j < fields; ++j) sum[h][j] = _mm256_add_epi16(sum[h][j], _mm256_maddubs_epi16(weight, codes[j]));
+            for (int j = 0; j < fields; ++j)
+                sum[h][j] = _mm256_add_epi16(sum[h][j], _mm256_maddubs_epi16(weight, codes[j]));
         }
     }
     for (int h = 0; h < heads; ++h) {
@@ -262,13 +272,15 @@ void integer_value_bucket(Work &w, const Bucket &bucket) {
     constexpr int fields = bits == 4 ? 2 : 4, channels = lanes * fields, at_once = bits == 4 ? 4 : 2;
     const float exponent_scale = w.task->epochs[bucket.epoch].value_exponent_scale;
     load_value_scales(w, bucket);
-    for (int h = 0; h < w.heads; ++h) split_weights<false>(w, bucket, h, exponent_scale, centre_of(bucket.value_format));
+    for (int h = 0; h < w.heads; ++h)
+        split_weights<false>(w, bucket, h, exponent_scale, centre_of(bucket.value_format));
     const int blocks = w.value_dim / channels, quads = (bucket.capacity + 3) / 4;
     const size_t high = bits == 3 ? r_plane_bytes(2, SKERRY_SIDE_VALUE, w.value_dim, bucket.capacity) : 0;
     for (int at = bucket.begin; at < bucket.end; ++at) {
         const uint8_t *const values = w.item[w.order[at]].value;
         const uint8_t *const ahead = value_ahead(w, at, fetch_distance);
-        for (ptrdiff_t i = 0; i < bucket.value_scales; i += 64) fetch_line(ahead + i);
+        for (ptrdiff_t i = 0; i < bucket.value_scales; i += 64)
+            fetch_line(ahead + i);
         for (int head = 0; head < w.heads;) {
             const int heads = w.heads - head >= at_once ? at_once : 1;
             for (int b = 0; b < blocks; ++b) {
@@ -297,18 +309,27 @@ bool integer_values_fit(const Work &w, const Bucket &bucket) {
     // Whole blocks only: what is left over lies in lanes of its own width.
     switch (bucket.value_format) {
     case SKERRY_FORMAT_R2:
-    case SKERRY_FORMAT_R3: return w.value_dim % 64 == 0;
-    case SKERRY_FORMAT_R4: return w.value_dim % 32 == 0;
-    default: return false;
+    case SKERRY_FORMAT_R3:
+        return w.value_dim % 64 == 0;
+    case SKERRY_FORMAT_R4:
+        return w.value_dim % 32 == 0;
+    default:
+        return false;
     }
 }
 
 void integer_values(Work &w, const Bucket &bucket) {
     w.rotated_used = true;
     switch (bucket.value_format) {
-    case SKERRY_FORMAT_R2: integer_value_bucket<2>(w, bucket); break;
-    case SKERRY_FORMAT_R3: integer_value_bucket<3>(w, bucket); break;
-    default: integer_value_bucket<4>(w, bucket); break;
+    case SKERRY_FORMAT_R2:
+        integer_value_bucket<2>(w, bucket);
+        break;
+    case SKERRY_FORMAT_R3:
+        integer_value_bucket<3>(w, bucket);
+        break;
+    default:
+        integer_value_bucket<4>(w, bucket);
+        break;
     }
 }
 
@@ -316,8 +337,6 @@ void integer_values(Work &w, const Bucket &bucket) {
 
 void skerry_cpu_avx2_attend(const skerry_attend_params *params, const skerry_attend_task *task) { engine_attend(params, task); }
 
-size_t skerry_cpu_avx2_attend_scratch(const skerry_attend_params *params, int32_t rows, int32_t) {
-    return engine_scratch(params, rows);
-}
+size_t skerry_cpu_avx2_attend_scratch(const skerry_attend_params *params, int32_t rows, int32_t) { return engine_scratch(params, rows); }
 
 } // namespace skerry

@@ -108,9 +108,7 @@ static inline IVec i_load_n(const void *at, int n) {
 }
 static inline IVec i_lanes(int32_t first) { return {lane_numbers(first), lane_numbers(first + 8)}; }
 static inline IVec i_add(IVec x, IVec y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
-static inline IVec i_set1(uint32_t x) {
-    return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
-}
+static inline IVec i_set1(uint32_t x) { return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))}; }
 static inline IVec i_right_by(IVec x, IVec shift) { return {_mm256_srlv_epi32(x.a, shift.a), _mm256_srlv_epi32(x.b, shift.b)}; }
 static inline IVec i_and(IVec x, IVec y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 static inline IVec i_sub(IVec x, IVec y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
@@ -169,8 +167,8 @@ static inline void v_reduce_angle(Vec angle, Vec *r, IVec *n) {
     __m128i turns_of[4];
     for (int i = 0; i < 4; ++i) {
         const __m256d x = _mm256_cvtps_pd(quarter[i]);
-        const __m256d turns = _mm256_round_pd(_mm256_mul_pd(x, _mm256_set1_pd(0x1.45f306dc9c883p-1)),
-                                              _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        const __m256d turns =
+            _mm256_round_pd(_mm256_mul_pd(x, _mm256_set1_pd(0x1.45f306dc9c883p-1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         __m256d rest = _mm256_fnmadd_pd(turns, _mm256_set1_pd(0x1.921fb54442d18p+0), x);
         rest = _mm256_fnmadd_pd(turns, _mm256_set1_pd(0x1.1a62633145c07p-54), rest);
         rest_of[i] = _mm256_cvtpd_ps(rest);
@@ -254,7 +252,8 @@ static inline __m256 half_add(__m256 a, __m256 b) { return _mm256_add_ps(a, b); 
 template <__m256 (*op)(__m256, __m256)>
 static inline Vec reduce16_by(const float *x) {
     __m256 half[16];
-    for (int i = 0; i < 16; ++i) half[i] = op(_mm256_loadu_ps(x + 16 * i), _mm256_loadu_ps(x + 16 * i + 8));
+    for (int i = 0; i < 16; ++i)
+        half[i] = op(_mm256_loadu_ps(x + 16 * i), _mm256_loadu_ps(x + 16 * i + 8));
     return {reduce8<op>(half), reduce8<op>(half + 8)};
 }
 static inline Vec v_reduce16_max(const float *x) { return reduce16_by<half_max>(x); }

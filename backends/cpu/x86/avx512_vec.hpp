@@ -33,9 +33,7 @@ static inline Vec v_abs(Vec x) { return _mm512_abs_ps(x); }
 
 static inline __mmask16 v_first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
-static inline Vec v_load_f16(const void *at) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(at)));
-}
+static inline Vec v_load_f16(const void *at) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i *>(at))); }
 static inline Vec v_load_bf16(const void *at) {
     const __m256i x = _mm256_loadu_si256(static_cast<const __m256i *>(at));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
@@ -55,9 +53,7 @@ static inline Vec v_keep(Vec x, int begin, int end, Vec other) {
     return _mm512_mask_blend_ps(static_cast<__mmask16>(mask), other, x);
 }
 // a where x < y, else b.
-static inline Vec v_below(Vec x, Vec y, Vec a, Vec b) {
-    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a);
-}
+static inline Vec v_below(Vec x, Vec y, Vec a, Vec b) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), b, a); }
 
 static inline IVec i_load_n(const void *at, int n) { return _mm512_maskz_loadu_epi32(v_first(n), at); }
 static inline IVec i_lanes(int32_t first) {
@@ -101,8 +97,8 @@ static inline void v_reduce_angle(Vec angle, Vec *r, IVec *n) {
     __m256i low_n, high_n;
     for (int half = 0; half < 2; ++half) {
         const __m512d x = _mm512_cvtps_pd(half == 0 ? _mm512_castps512_ps256(angle) : _mm512_extractf32x8_ps(angle, 1));
-        const __m512d turns = _mm512_roundscale_pd(_mm512_mul_pd(x, _mm512_set1_pd(0x1.45f306dc9c883p-1)),
-                                                   _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        const __m512d turns =
+            _mm512_roundscale_pd(_mm512_mul_pd(x, _mm512_set1_pd(0x1.45f306dc9c883p-1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         __m512d rest = _mm512_fnmadd_pd(turns, _mm512_set1_pd(0x1.921fb54442d18p+0), x);
         rest = _mm512_fnmadd_pd(turns, _mm512_set1_pd(0x1.1a62633145c07p-54), rest);
         (half == 0 ? low_r : high_r) = _mm512_cvtpd_ps(rest);

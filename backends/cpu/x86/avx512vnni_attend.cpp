@@ -50,14 +50,16 @@ template <int tiles, int vectors>
 void dot_all(IVec (&sum)[tiles][vectors], const IVec (&codes)[tiles], const int8_t *query, ptrdiff_t pad) {
     for (int v = 0; v < vectors; ++v) {
         const IVec q = broadcast_word(query + v * pad);
-        for (int t = 0; t < tiles; ++t) dot_bytes(sum[t][v], codes[t], q);
+        for (int t = 0; t < tiles; ++t)
+            dot_bytes(sum[t][v], codes[t], q);
     }
 }
 
 template <int by, int tiles, int vectors>
 void shift_all(IVec (&sum)[tiles][vectors]) {
     for (int t = 0; t < tiles; ++t) {
-        for (int v = 0; v < vectors; ++v) sum[t][v] = _mm512_srai_epi32(sum[t][v], by);
+        for (int v = 0; v < vectors; ++v)
+            sum[t][v] = _mm512_srai_epi32(sum[t][v], by);
     }
 }
 
@@ -109,7 +111,8 @@ void integer_dots(const Work &w, const uint8_t *const *keys, int words, int head
     const int channels = bits == 3 ? 16 : 32 / bits, lines = (w.key_dim + channels - 1) / channels;
     IVec sum[tiles][vectors];
     for (int t = 0; t < tiles; ++t) {
-        for (int v = 0; v < vectors; ++v) sum[t][v] = _mm512_setzero_si512();
+        for (int v = 0; v < vectors; ++v)
+            sum[t][v] = _mm512_setzero_si512();
     }
     // From the highest field down: every shift divides what is there exactly.
     if constexpr (bits == 2) {
@@ -136,7 +139,8 @@ void integer_dots(const Work &w, const uint8_t *const *keys, int words, int head
     }
     if constexpr (bits == 8) dot_field<8, 0, tiles, vectors, is_whole>(sum, keys, lines, words, query, pad, ahead);
     for (int t = 0; t < tiles; ++t) {
-        for (int v = 0; v < vectors; ++v) result[t][v] = sum[t][v];
+        for (int v = 0; v < vectors; ++v)
+            result[t][v] = sum[t][v];
     }
 }
 
@@ -195,10 +199,18 @@ void integer_bucket(const Work &w, const Bucket &bucket, float scale) {
 template <bool is_whole>
 void integer_bucket_of(const Work &w, const Bucket &bucket, float scale) {
     switch (bucket.key_format) {
-    case SKERRY_FORMAT_R2: integer_bucket<2, is_whole>(w, bucket, scale); break;
-    case SKERRY_FORMAT_R3: integer_bucket<3, is_whole>(w, bucket, scale); break;
-    case SKERRY_FORMAT_R4: integer_bucket<4, is_whole>(w, bucket, scale); break;
-    default: integer_bucket<8, is_whole>(w, bucket, scale); break;
+    case SKERRY_FORMAT_R2:
+        integer_bucket<2, is_whole>(w, bucket, scale);
+        break;
+    case SKERRY_FORMAT_R3:
+        integer_bucket<3, is_whole>(w, bucket, scale);
+        break;
+    case SKERRY_FORMAT_R4:
+        integer_bucket<4, is_whole>(w, bucket, scale);
+        break;
+    default:
+        integer_bucket<8, is_whole>(w, bucket, scale);
+        break;
     }
 }
 
@@ -267,7 +279,7 @@ IVec load_high_bits(const uint8_t *high, int quads, int block, int blocks, int q
 struct ValueRun {
     int begin, end; // in `order`
     int block, blocks, quads;
-    ptrdiff_t high; // offset of the 1-bit plane
+    ptrdiff_t high;    // offset of the 1-bit plane
     ptrdiff_t fetched; // bytes of the pieces to come that are fetched
 };
 
@@ -283,18 +295,21 @@ void integer_value_run(const Work &w, const ValueRun &run, int head) {
     float *const out = w.rotated + static_cast<ptrdiff_t>(head) * w.value_pad + channels * run.block;
     Vec total[heads][fields];
     for (int h = 0; h < heads; ++h) {
-        for (int j = 0; j < fields; ++j) total[h][j] = v_mul(v_load(out + h * static_cast<ptrdiff_t>(w.value_pad) + lanes * j), v_set1(place[j]));
+        for (int j = 0; j < fields; ++j)
+            total[h][j] = v_mul(v_load(out + h * static_cast<ptrdiff_t>(w.value_pad) + lanes * j), v_set1(place[j]));
     }
     for (int at = run.begin; at < run.end; ++at) {
         const uint8_t *const values = w.item[w.order[at]].value;
         if (run.fetched != 0) {
             const uint8_t *const ahead = value_ahead(w, at, fetch_distance);
-            for (ptrdiff_t i = 0; i < run.fetched; i += 64) fetch_line(ahead + i);
+            for (ptrdiff_t i = 0; i < run.fetched; i += 64)
+                fetch_line(ahead + i);
         }
         IVec sum[parts][heads][fields];
         for (int p = 0; p < parts; ++p) {
             for (int h = 0; h < heads; ++h) {
-                for (int j = 0; j < fields; ++j) sum[p][h][j] = _mm512_setzero_si512();
+                for (int j = 0; j < fields; ++j)
+                    sum[p][h][j] = _mm512_setzero_si512();
             }
         }
         const int quads = is_whole ? lanes / 4 : run.quads;
@@ -308,7 +323,8 @@ void integer_value_run(const Work &w, const ValueRun &run, int head) {
             for (int p = 0; p < parts; ++p) {
                 for (int h = 0; h < heads; ++h) {
                     const IVec weight = broadcast_word(weight_at + p * low + h * row_logits + 4 * quad);
-                    for (int j = 0; j < fields; ++j) dot_bytes(sum[p][h][j], weight, codes[j]);
+                    for (int j = 0; j < fields; ++j)
+                        dot_bytes(sum[p][h][j], weight, codes[j]);
                 }
             }
         }
@@ -346,7 +362,8 @@ void integer_value_bucket(Work &w, const Bucket &bucket) {
     // r8 codes lose 128 to become signed, and 0.5 of their level with it.
     const float centre = bits == 8 ? -0.5f : centre_of(format);
     load_value_scales(w, bucket);
-    for (int h = 0; h < w.heads; ++h) split_weights<is_fine>(w, bucket, h, exponent_scale, centre);
+    for (int h = 0; h < w.heads; ++h)
+        split_weights<is_fine>(w, bucket, h, exponent_scale, centre);
     ValueRun run;
     run.blocks = w.value_dim / channels;
     run.quads = (bucket.capacity + 3) / 4;
@@ -371,20 +388,32 @@ bool integer_values_fit(const Work &w, const Bucket &bucket) {
     // Whole blocks only: what is left over lies in lanes of its own width.
     switch (bucket.value_format) {
     case SKERRY_FORMAT_R2:
-    case SKERRY_FORMAT_R3: return w.value_dim % 64 == 0;
-    case SKERRY_FORMAT_R4: return w.value_dim % 32 == 0;
-    case SKERRY_FORMAT_R8: return w.value_dim % 16 == 0;
-    default: return false;
+    case SKERRY_FORMAT_R3:
+        return w.value_dim % 64 == 0;
+    case SKERRY_FORMAT_R4:
+        return w.value_dim % 32 == 0;
+    case SKERRY_FORMAT_R8:
+        return w.value_dim % 16 == 0;
+    default:
+        return false;
     }
 }
 
 void integer_values(Work &w, const Bucket &bucket) {
     w.rotated_used = true;
     switch (bucket.value_format) {
-    case SKERRY_FORMAT_R2: integer_value_bucket<2, false>(w, bucket); break;
-    case SKERRY_FORMAT_R3: integer_value_bucket<3, false>(w, bucket); break;
-    case SKERRY_FORMAT_R4: integer_value_bucket<4, false>(w, bucket); break;
-    default: integer_value_bucket<8, true>(w, bucket); break;
+    case SKERRY_FORMAT_R2:
+        integer_value_bucket<2, false>(w, bucket);
+        break;
+    case SKERRY_FORMAT_R3:
+        integer_value_bucket<3, false>(w, bucket);
+        break;
+    case SKERRY_FORMAT_R4:
+        integer_value_bucket<4, false>(w, bucket);
+        break;
+    default:
+        integer_value_bucket<8, true>(w, bucket);
+        break;
     }
 }
 
