@@ -48,7 +48,7 @@ void pin_to(int32_t processor) {
 
 // Threads that wait for work by spinning: waking them through the kernel takes longer than some of what is measured.
 class Crew {
-  public:
+public:
     explicit Crew(int32_t threads) {
         for (int32_t i = 1; i < threads; ++i) {
             helpers_.emplace_back([this, i] {
@@ -69,7 +69,8 @@ class Crew {
     ~Crew() {
         stop_.store(true);
         round_.fetch_add(1, std::memory_order_release);
-        for (std::thread &helper : helpers_) helper.join();
+        for (std::thread &helper : helpers_)
+            helper.join();
     }
     Crew(const Crew &) = delete;
     Crew &operator=(const Crew &) = delete;
@@ -88,7 +89,7 @@ class Crew {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
 
-  private:
+private:
     void drain() {
         for (;;) {
             const int32_t i = next_.fetch_add(1);
@@ -132,7 +133,7 @@ struct Mix {
 
 // One layer's tiles, several times over.
 class Cache {
-  public:
+public:
     Cache(const Mix &mix, const Options &options, const Scene &codes) : mix_(mix) {
         const int32_t tiles = options.tokens / 16;
         // Which tiles are full is the same in every set and scattered over positions.
@@ -150,8 +151,10 @@ class Cache {
 
         for (int32_t set = 0; set < sets_; ++set) {
             std::vector<int32_t> order(is_full.size());
-            for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-            for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[static_cast<size_t>(random.below(static_cast<int32_t>(i + 1)))]);
+            for (size_t i = 0; i < order.size(); ++i)
+                order[i] = static_cast<int32_t>(i);
+            for (size_t i = order.size() - 1; i > 0; --i)
+                std::swap(order[i], order[static_cast<size_t>(random.below(static_cast<int32_t>(i + 1)))]);
             std::vector<skerry_tile> list(is_full.size());
             uint32_t place = static_cast<uint32_t>(set_units) * static_cast<uint32_t>(set);
             for (const int32_t index : order) {
@@ -185,7 +188,7 @@ class Cache {
     const std::vector<skerry_tile> &next() { return lists_[static_cast<size_t>(turn_++ % sets_)]; }
     uint8_t *const *chunks() { return &chunk_; }
 
-  private:
+private:
     uint32_t units(bool full) const {
         const skerry_format key = full ? SKERRY_FORMAT_F16 : mix_.key_format, value = full ? SKERRY_FORMAT_F16 : mix_.value_format;
         return static_cast<uint32_t>(skerry::record_bytes(key, value, dim, dim, 16) / 64);
@@ -201,14 +204,16 @@ class Cache {
 
 // One fused pass over a layer: splits of 64 tiles per KV head, then their merge.
 class Step {
-  public:
+public:
     Step(const Options &options, const skerry_kernels &kernels, const std::vector<skerry_epoch> &epochs)
         : kernels_(kernels), epochs_(epochs), rows_(options.rows), tiles_(options.tokens / 16),
           splits_((tiles_ + split_tiles - 1) / split_tiles) {
         Random random(5);
         queries_.resize(static_cast<size_t>(kv_heads * heads() * dim));
-        for (float &q : queries_) q = 2.0f * random.normal();
-        for (int32_t r = 0; r < rows_; ++r) positions_.push_back(options.tokens - rows_ + r);
+        for (float &q : queries_)
+            q = 2.0f * random.normal();
+        for (int32_t r = 0; r < rows_; ++r)
+            positions_.push_back(options.tokens - rows_ + r);
         const size_t parts = static_cast<size_t>(kv_heads * splits_ * heads());
         out_.resize(parts * dim);
         max_.resize(parts);
@@ -260,7 +265,7 @@ class Step {
         return seconds;
     }
 
-  private:
+private:
     int32_t heads() const { return rows_ * group; }
 
     const skerry_kernels &kernels_;
@@ -280,10 +285,12 @@ double median(std::vector<double> x) {
 uint64_t sum_words(const uint64_t *words, size_t n) {
     uint64_t sum[16] = {};
     for (size_t i = 0; i + 16 <= n; i += 16) {
-        for (size_t j = 0; j < 16; ++j) sum[j] += words[i + j];
+        for (size_t j = 0; j < 16; ++j)
+            sum[j] += words[i + j];
     }
     uint64_t total = 0;
-    for (const uint64_t x : sum) total += x;
+    for (const uint64_t x : sum)
+        total += x;
     return total;
 }
 
@@ -314,7 +321,8 @@ void report_accuracy() {
                 scene.add_tile({pair.first, pair.second, 16, 16, 0, SKERRY_TIER_FULL});
             }
             // Queries for the balanced keys: of equal size after R(q / balance).
-            for (size_t i = 0; i < scene.queries.size(); ++i) scene.queries[i] *= scene.epochs[0].balance[i % 128];
+            for (size_t i = 0; i < scene.queries.size(); ++i)
+                scene.queries[i] *= scene.epochs[0].balance[i % 128];
             scene.place_rows(spec.rows);
             for (const Level &level : levels()) {
                 if (!runs(level)) continue;
@@ -322,8 +330,8 @@ void report_accuracy() {
                     const Errors errors = compare(scene, scene.run(*skerry::cpu_kernels(level.features), exact));
                     std::printf("{\"figure\": \"accuracy\", \"level\": \"%s\", \"keys\": %d, \"values\": %d, \"logit_size\": %.1f, "
                                 "\"exact\": %s, \"out\": %.2e, \"lse\": %.2e, \"mass\": %.2e}\n",
-                                level.name.c_str(), pair.first, pair.second, double(spread), exact ? "true" : "false", errors.out, errors.lse,
-                                errors.mass);
+                                level.name.c_str(), pair.first, pair.second, double(spread), exact ? "true" : "false", errors.out,
+                                errors.lse, errors.mass);
                 }
             }
         }
@@ -356,7 +364,8 @@ int main(int argc, char **argv) {
         return 0;
     }
     options.level = std::clamp(options.level, 0, 3);
-    while (!runs(levels()[static_cast<size_t>(options.level)])) --options.level;
+    while (!runs(levels()[static_cast<size_t>(options.level)]))
+        --options.level;
     const skerry_kernels &kernels = *skerry::cpu_kernels(levels()[static_cast<size_t>(options.level)].features);
 
     const Mix mixes[] = {{"f16", SKERRY_FORMAT_F16, SKERRY_FORMAT_F16, 100}, {"r2", SKERRY_FORMAT_R2, SKERRY_FORMAT_R2, 0},
@@ -367,12 +376,15 @@ int main(int argc, char **argv) {
     spec.key_dim = spec.value_dim = dim;
     spec.group = group;
     Scene codes(spec, 17);
-    for (int32_t i = 0; i * epoch_tiles * 16 < options.tokens; ++i) codes.add_epoch(4.0f, 0.5f);
+    for (int32_t i = 0; i * epoch_tiles * 16 < options.tokens; ++i)
+        codes.add_epoch(4.0f, 0.5f);
     for (const Mix &mix : mixes) {
-        for (int i = 0; i < 40; ++i) codes.add_tile({mix.key_format, mix.value_format, 16, 16, 0, SKERRY_TIER_FULL});
+        for (int i = 0; i < 40; ++i)
+            codes.add_tile({mix.key_format, mix.value_format, 16, 16, 0, SKERRY_TIER_FULL});
     }
     std::vector<std::unique_ptr<Cache>> caches;
-    for (const Mix &mix : mixes) caches.push_back(std::make_unique<Cache>(mix, options, codes));
+    for (const Mix &mix : mixes)
+        caches.push_back(std::make_unique<Cache>(mix, options, codes));
 
     struct Run {
         std::string name;
@@ -382,7 +394,8 @@ int main(int argc, char **argv) {
         std::vector<double> seconds, to_f16;
     };
     std::vector<Run> runs_;
-    for (size_t i = 0; i < caches.size(); ++i) runs_.push_back({mixes[i].name, caches[i].get(), 0, false, true, {}, {}});
+    for (size_t i = 0; i < caches.size(); ++i)
+        runs_.push_back({mixes[i].name, caches[i].get(), 0, false, true, {}, {}});
     Cache *const mixed = caches.back().get();
     runs_.push_back({"mixed: f16 tiles alone", mixed, SKERRY_TIERS_FULL, false, true, {}, {}});
     runs_.push_back({"mixed: r2 tiles alone", mixed, SKERRY_TIERS_QUANTISED, false, true, {}, {}});
@@ -419,7 +432,8 @@ int main(int argc, char **argv) {
     for (const Run &run : runs_) {
         if (run.seconds.empty() || run.seconds[0] == 0) continue;
         const double seconds = median(run.seconds), bytes = double(run.cache->bytes(run.tiers));
-        std::printf("{\"figure\": \"attend\", \"format\": \"%s\", \"ms\": %.3f, \"best_ms\": %.3f, \"gbs\": %.1f, \"times_faster_than_f16\": %.2f}\n",
+        std::printf("{\"figure\": \"attend\", \"format\": \"%s\", \"ms\": %.3f, \"best_ms\": %.3f, \"gbs\": %.1f, "
+                    "\"times_faster_than_f16\": %.2f}\n",
                     run.name.c_str(), 1e3 * seconds, 1e3 * *std::min_element(run.seconds.begin(), run.seconds.end()), bytes / seconds / 1e9,
                     1.0 / median(run.to_f16));
     }

@@ -31,8 +31,8 @@ TileSpec random_tile(Random &random, skerry_format key_format, skerry_format val
     TileSpec tile = {};
     tile.key_format = key_format;
     tile.value_format = value_format;
-    tile.capacity = skerry::is_c_format(key_format) ? random.pick<int32_t>({8, 16, 20, 64, 128})
-                                                    : random.pick<int32_t>({16, 16, 16, 8, 4, 5, 1});
+    tile.capacity =
+        skerry::is_c_format(key_format) ? random.pick<int32_t>({8, 16, 20, 64, 128}) : random.pick<int32_t>({16, 16, 16, 8, 4, 5, 1});
     if (skerry::is_full_format(key_format) && skerry::is_full_format(value_format) && random.below(6) == 0) tile.capacity = 40;
     tile.count = random.below(4) == 0 ? 1 + random.below(tile.capacity) : tile.capacity;
     tile.gap = random.below(8) == 0 ? random.below(40) : 0;
@@ -175,7 +175,8 @@ TEST_CASE("attend: a row's bits depend on nothing but the tokens it sees") {
                         scene.tiles.push_back(tile);
                     }
                     scene.positions = {positions[r]};
-                    scene.queries.assign(queries.begin() + static_cast<ptrdiff_t>(r * kd), queries.begin() + static_cast<ptrdiff_t>((r + 1) * kd));
+                    scene.queries.assign(queries.begin() + static_cast<ptrdiff_t>(r * kd),
+                                         queries.begin() + static_cast<ptrdiff_t>((r + 1) * kd));
                     const Result alone = scene.run(kernels, exact);
                     out_agrees &= same_bits(together.out, r * per_row * vd, alone.out, 0, per_row * vd);
                     max_agrees &= same_bits(together.max, r * per_row, alone.max, 0, per_row);
@@ -216,11 +217,13 @@ TEST_CASE("attend: numbers that are not finite stay with the rows that see them"
             float *const values = keys + skerry::value_offset(SKERRY_FORMAT_F32, dim, 16) / sizeof(float);
             // The newest token, which only the last row sees.
             keys[14] = std::nanf("");
-            for (int32_t c = 0; c < dim; ++c) values[14 * dim + c] = std::numeric_limits<float>::infinity();
+            for (int32_t c = 0; c < dim; ++c)
+                values[14 * dim + c] = std::numeric_limits<float>::infinity();
             const Result result = scene.run(*skerry::cpu_kernels(level.features), true);
             const size_t per_row = 3 * static_cast<size_t>(dim);
             size_t finite = 0;
-            for (size_t i = 0; i < 3 * per_row; ++i) finite += std::isfinite(result.out[i]) ? 1 : 0;
+            for (size_t i = 0; i < 3 * per_row; ++i)
+                finite += std::isfinite(result.out[i]) ? 1 : 0;
             CHECK(finite == 3 * per_row);
         }
     }
@@ -250,7 +253,8 @@ TEST_CASE("attend: a fast path runs where there is one") {
             CAPTURE(format);
             Scene scene(spec, 11);
             scene.add_epoch(2.0f, 0.5f);
-            for (int i = 0; i < 9; ++i) scene.add_tile({format, format, 16, 16, 0, SKERRY_TIER_QUANTISED});
+            for (int i = 0; i < 9; ++i)
+                scene.add_tile({format, format, 16, 16, 0, SKERRY_TIER_QUANTISED});
             scene.place_rows(1);
             const skerry_kernels &kernels = *skerry::cpu_kernels(level.features);
             const Result exact = scene.run(kernels, true), fast = scene.run(kernels, false);
@@ -274,7 +278,8 @@ TEST_CASE("attend: huge logits and keys at the end of f16 stay finite") {
         Scene scene(spec, 21);
         scene.add_epoch(1.0f, 1.0f);
         for (const skerry_format format : {SKERRY_FORMAT_F16, SKERRY_FORMAT_R2, SKERRY_FORMAT_R4, SKERRY_FORMAT_F32, SKERRY_FORMAT_R8}) {
-            for (int i = 0; i < 3; ++i) scene.add_tile({format, format, 16, 16, 0, SKERRY_TIER_FULL});
+            for (int i = 0; i < 3; ++i)
+                scene.add_tile({format, format, 16, 16, 0, SKERRY_TIER_FULL});
         }
         scene.place_rows(2);
         const Errors errors = compare(scene, scene.run(*skerry::cpu_kernels(level.features), true));
@@ -282,8 +287,10 @@ TEST_CASE("attend: huge logits and keys at the end of f16 stay finite") {
         for (const bool exact : {true, false}) {
             const Result result = scene.run(*skerry::cpu_kernels(level.features), exact);
             bool is_finite = true;
-            for (const float x : result.out) is_finite &= std::isfinite(x);
-            for (const float x : result.sum) is_finite &= std::isfinite(x) && x >= 1.0f;
+            for (const float x : result.out)
+                is_finite &= std::isfinite(x);
+            for (const float x : result.sum)
+                is_finite &= std::isfinite(x) && x >= 1.0f;
             CHECK(is_finite);
         }
 
@@ -291,12 +298,15 @@ TEST_CASE("attend: huge logits and keys at the end of f16 stay finite") {
         huge.query_size = 1.0f;
         huge.key_size = 15000.0f; // the largest of some thousand draws lies near 65504
         Scene at_end(huge, 22);
-        for (int i = 0; i < 4; ++i) at_end.add_tile({SKERRY_FORMAT_F16, SKERRY_FORMAT_F16, 16, 16, 0, SKERRY_TIER_FULL});
+        for (int i = 0; i < 4; ++i)
+            at_end.add_tile({SKERRY_FORMAT_F16, SKERRY_FORMAT_F16, 16, 16, 0, SKERRY_TIER_FULL});
         at_end.place_rows(2);
         const Result result = at_end.run(*skerry::cpu_kernels(level.features), false);
         bool is_finite = true;
-        for (const float x : result.out) is_finite &= std::isfinite(x);
-        for (const float x : result.max) is_finite &= std::isfinite(x);
+        for (const float x : result.out)
+            is_finite &= std::isfinite(x);
+        for (const float x : result.max)
+            is_finite &= std::isfinite(x);
         CHECK(is_finite);
     }
 }
@@ -331,7 +341,8 @@ TEST_CASE("attend: parts merge to the whole") {
             error += (double(merged[i]) - out[i]) * (double(merged[i]) - out[i]);
             size += out[i] * out[i];
         }
-        for (size_t i = 0; i < lse.size(); ++i) lse_error = std::max(lse_error, std::abs(double(merged_lse[i]) - lse[i]));
+        for (size_t i = 0; i < lse.size(); ++i)
+            lse_error = std::max(lse_error, std::abs(double(merged_lse[i]) - lse[i]));
         CHECK(std::sqrt(error / size) <= 1e-5);
         CHECK(lse_error <= 2e-5);
     }
@@ -364,7 +375,8 @@ TEST_CASE("attend: balanced keys whose variances span 10^4 have logits as good a
             for (Scene *each : {&scene, &plain}) {
                 each->add_epoch(statistics);
                 each->key_sizes.assign(size.begin(), size.end());
-                for (size_t i = 0; i < each->queries.size(); ++i) each->queries[i] /= static_cast<float>(size[i % 128]);
+                for (size_t i = 0; i < each->queries.size(); ++i)
+                    each->queries[i] /= static_cast<float>(size[i % 128]);
             }
             // The same draws, stored exactly, say what the logits should be.
             for (int i = 0; i < 64; ++i) {

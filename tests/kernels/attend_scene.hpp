@@ -24,7 +24,7 @@
 namespace scene {
 
 class Random {
-  public:
+public:
     explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 1) {}
     uint64_t next() {
         state_ ^= state_ << 13;
@@ -43,7 +43,7 @@ class Random {
         return from[static_cast<size_t>(below(static_cast<int32_t>(from.size())))];
     }
 
-  private:
+private:
     uint64_t state_;
 };
 
@@ -87,7 +87,7 @@ struct Result {
 };
 
 class Scene {
-  public:
+public:
     Scene(const Spec &spec, uint64_t seed) : random(seed), spec_(spec) {
         params.key_dim = spec.key_dim;
         params.value_dim = spec.value_dim;
@@ -151,13 +151,15 @@ class Scene {
     void set_rows(int32_t rows) {
         positions.resize(static_cast<size_t>(rows));
         queries.resize(static_cast<size_t>(rows) * static_cast<size_t>(spec_.group * spec_.key_dim));
-        for (float &q : queries) q = spec_.query_size * random.normal();
+        for (float &q : queries)
+            q = spec_.query_size * random.normal();
         place_rows(rows);
     }
 
     // The last rows of the list, as in a step that appended them.
     void place_rows(int32_t rows) {
-        for (int32_t r = 0; r < rows; ++r) positions[static_cast<size_t>(r)] = std::max(end_position - rows + r, 0);
+        for (int32_t r = 0; r < rows; ++r)
+            positions[static_cast<size_t>(r)] = std::max(end_position - rows + r, 0);
     }
 
     void add_tile(const TileSpec &tile_spec) {
@@ -184,10 +186,12 @@ class Scene {
             const float spread = key_sizes.empty() ? 1.0f / epochs[tile.epoch].balance[c] : static_cast<float>(key_sizes[c]);
             keys[i] = draw * spread + epochs[tile.epoch].mean[c];
         }
-        for (float &v : values) v = random.normal() + 0.25f;
+        for (float &v : values)
+            v = random.normal() + 0.25f;
         put(tile, SKERRY_SIDE_KEY, keys, record);
         put(tile, SKERRY_SIDE_VALUE, values, record + value_offset(tile.key_format, kd, capacity));
-        decoded.push_back({get(tile, SKERRY_SIDE_KEY, record), get(tile, SKERRY_SIDE_VALUE, record + value_offset(tile.key_format, kd, capacity))});
+        decoded.push_back(
+            {get(tile, SKERRY_SIDE_KEY, record), get(tile, SKERRY_SIDE_VALUE, record + value_offset(tile.key_format, kd, capacity))});
         tiles.push_back(tile);
     }
 
@@ -221,7 +225,8 @@ class Scene {
         task.scratch = scratch.get();
         kernels.attend(&p, &task);
         guards_hold = true;
-        for (size_t i = scratch_bytes; i < skerry::round_up(scratch_bytes, 64) + 64; ++i) guards_hold &= scratch.get()[i] == 0x7f;
+        for (size_t i = scratch_bytes; i < skerry::round_up(scratch_bytes, 64) + 64; ++i)
+            guards_hold &= scratch.get()[i] == 0x7f;
         trim(result.out);
         trim(result.max);
         trim(result.sum);
@@ -265,7 +270,8 @@ class Scene {
                     largest = std::max(largest, logit);
                     tile_max = std::max(tile_max, logit);
                 }
-                for (size_t k = start; k < logits.size(); ++k) tile_sum += std::exp(logits[k] - tile_max);
+                for (size_t k = start; k < logits.size(); ++k)
+                    tile_sum += std::exp(logits[k] - tile_max);
                 if (tile_lse != nullptr && tile_sum > 0) {
                     (*tile_lse)[(i - static_cast<size_t>(begin)) * heads + h] = tile_max + std::log(tile_sum);
                 }
@@ -274,14 +280,16 @@ class Scene {
             for (size_t k = 0; k < logits.size(); ++k) {
                 const double weight = std::exp(logits[k] - largest);
                 sum += weight;
-                for (size_t c = 0; c < vd; ++c) out[h * vd + c] += weight * double(values[k][c]);
+                for (size_t c = 0; c < vd; ++c)
+                    out[h * vd + c] += weight * double(values[k][c]);
             }
             if (logits.empty()) continue;
             lse[h] = largest + std::log(sum);
             for (size_t c = 0; c < vd; ++c) {
                 out[h * vd + c] /= sum;
                 double size = 0;
-                for (size_t k = 0; k < logits.size() && sizes != nullptr; ++k) size += std::exp(logits[k] - lse[h]) * std::abs(double(values[k][c]));
+                for (size_t k = 0; k < logits.size() && sizes != nullptr; ++k)
+                    size += std::exp(logits[k] - lse[h]) * std::abs(double(values[k][c]));
                 if (sizes != nullptr) (*sizes)[h] += size * size;
             }
         }
@@ -308,13 +316,14 @@ class Scene {
     bool guards_hold = true;
     static constexpr size_t guard = 64;
 
-  private:
+private:
     static constexpr float guard_value = -12345.0f;
 
     std::vector<float> guarded(size_t n) const { return std::vector<float>(n + 2 * guard, guard_value); }
 
     void trim(std::vector<float> &row) {
-        for (size_t i = 0; i < guard; ++i) guards_hold &= row[i] == guard_value && row[row.size() - 1 - i] == guard_value;
+        for (size_t i = 0; i < guard; ++i)
+            guards_hold &= row[i] == guard_value && row[row.size() - 1 - i] == guard_value;
         row.erase(row.end() - static_cast<ptrdiff_t>(guard), row.end());
         row.erase(row.begin(), row.begin() + static_cast<ptrdiff_t>(guard));
     }
@@ -393,7 +402,8 @@ inline Errors compare(const Scene &scene, const Result &result, int32_t begin = 
         const bool is_empty = std::isinf(lse[h]);
         if (is_empty || std::isinf(result.max[h])) {
             errors.empties_agree &= is_empty && result.max[h] == -std::numeric_limits<float>::infinity() && result.sum[h] == 0;
-            for (size_t c = 0; c < vd; ++c) errors.empties_agree &= result.out[h * vd + c] == 0;
+            for (size_t c = 0; c < vd; ++c)
+                errors.empties_agree &= result.out[h * vd + c] == 0;
             continue;
         }
         double error = 0, size = 0;

@@ -24,8 +24,10 @@ TEST_CASE("merge: log-sum-exp of random parts, with and without sinks") {
             const bool has_sinks = random.below(2) == 0;
             std::vector<float> out(static_cast<size_t>(parts * out_stride)), max(static_cast<size_t>(parts * head_stride), none);
             std::vector<float> sum(max.size()), sinks(static_cast<size_t>(group));
-            for (float &x : out) x = random.normal();
-            for (float &x : sinks) x = 5.0f * random.normal();
+            for (float &x : out)
+                x = random.normal();
+            for (float &x : sinks)
+                x = 5.0f * random.normal();
             for (size_t i = 0; i < max.size(); ++i) {
                 if (random.below(3) == 0) continue;
                 max[i] = 20.0f * random.normal();
@@ -35,7 +37,8 @@ TEST_CASE("merge: log-sum-exp of random parts, with and without sinks") {
             for (int32_t p = 0; p < parts; ++p) {
                 for (int32_t h = 0; h < heads; ++h) {
                     if (max[static_cast<size_t>(p * head_stride + h)] != none) continue;
-                    for (int32_t c = 0; c < dim; ++c) out[static_cast<size_t>(p * out_stride + h * dim + c)] = std::nanf("");
+                    for (int32_t c = 0; c < dim; ++c)
+                        out[static_cast<size_t>(p * out_stride + h * dim + c)] = std::nanf("");
                 }
             }
             std::vector<float> merged(static_cast<size_t>(heads * dim) + 32, 777.0f), lse(static_cast<size_t>(heads) + 32, 777.0f);
@@ -43,13 +46,14 @@ TEST_CASE("merge: log-sum-exp of random parts, with and without sinks") {
                           has_sinks ? sinks.data() : nullptr, merged.data() + 16, lse.data() + 16);
             bool guards_hold = true;
             for (size_t i = 0; i < 16; ++i) {
-                guards_hold &= merged[i] == 777.0f && merged[merged.size() - 1 - i] == 777.0f && lse[i] == 777.0f &&
-                               lse[lse.size() - 1 - i] == 777.0f;
+                guards_hold &=
+                    merged[i] == 777.0f && merged[merged.size() - 1 - i] == 777.0f && lse[i] == 777.0f && lse[lse.size() - 1 - i] == 777.0f;
             }
             CHECK(guards_hold);
             for (int32_t h = 0; h < heads; ++h) {
                 double largest = has_sinks ? double(sinks[static_cast<size_t>(h % group)]) : double(none);
-                for (int32_t p = 0; p < parts; ++p) largest = std::max(largest, double(max[static_cast<size_t>(p * head_stride + h)]));
+                for (int32_t p = 0; p < parts; ++p)
+                    largest = std::max(largest, double(max[static_cast<size_t>(p * head_stride + h)]));
                 const float own = lse[static_cast<size_t>(16 + h)];
                 double total = has_sinks ? std::exp(double(sinks[static_cast<size_t>(h % group)]) - largest) : 0;
                 std::vector<double> expected(static_cast<size_t>(dim));
@@ -88,7 +92,9 @@ TEST_CASE("merge: nothing seen gives zeros and minus infinity") {
         std::vector<float> out(2 * 4 * 16, std::nanf("")), max(2 * 4, none), sum(2 * 4, 0.0f), merged(4 * 16, 1.0f), lse(4, 1.0f);
         skerry::cpu_kernels(level.features)
             ->merge(2, 4, 4, 16, out.data(), 64, max.data(), sum.data(), 4, nullptr, merged.data(), lse.data());
-        for (const float x : merged) CHECK(x == 0.0f);
-        for (const float x : lse) CHECK(x == none);
+        for (const float x : merged)
+            CHECK(x == 0.0f);
+        for (const float x : lse)
+            CHECK(x == none);
     }
 }
