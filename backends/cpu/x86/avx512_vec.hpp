@@ -93,19 +93,19 @@ static inline Vec v_choose(IVec number, uint32_t flag, Vec set, Vec clear) {
 
 // angle = n pi/2 + r for any angle that f32 positions reach; n modulo 2^32.
 static inline void v_reduce_angle(Vec angle, Vec *r, IVec *n) {
-    __m256 low_r, high_r;
-    __m256i low_n, high_n;
+    __m256 rest_of[2];
+    __m256i turns_of[2];
     for (int half = 0; half < 2; ++half) {
         const __m512d x = _mm512_cvtps_pd(half == 0 ? _mm512_castps512_ps256(angle) : _mm512_extractf32x8_ps(angle, 1));
         const __m512d turns =
             _mm512_roundscale_pd(_mm512_mul_pd(x, _mm512_set1_pd(0x1.45f306dc9c883p-1)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         __m512d rest = _mm512_fnmadd_pd(turns, _mm512_set1_pd(0x1.921fb54442d18p+0), x);
         rest = _mm512_fnmadd_pd(turns, _mm512_set1_pd(0x1.1a62633145c07p-54), rest);
-        (half == 0 ? low_r : high_r) = _mm512_cvtpd_ps(rest);
-        (half == 0 ? low_n : high_n) = _mm512_cvtpd_epi32(turns);
+        rest_of[half] = _mm512_cvtpd_ps(rest);
+        turns_of[half] = _mm512_cvtpd_epi32(turns);
     }
-    *r = _mm512_insertf32x8(_mm512_castps256_ps512(low_r), high_r, 1);
-    *n = _mm512_inserti64x4(_mm512_castsi256_si512(low_n), high_n, 1);
+    *r = _mm512_insertf32x8(_mm512_castps256_ps512(rest_of[0]), rest_of[1], 1);
+    *n = _mm512_inserti64x4(_mm512_castsi256_si512(turns_of[0]), turns_of[1], 1);
 }
 
 static inline float v_sum(Vec x) { return _mm512_reduce_add_ps(x); }
