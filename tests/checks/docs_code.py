@@ -16,7 +16,8 @@ import tempfile
 
 from tap import Tap
 
-root, library, compiler = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), shlex.split(sys.argv[3])
+root, library = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]).absolute()
+compiler = shlex.split(sys.argv[3])
 tap = Tap()
 # SKERRY_DESC names the first field and leaves the others zero, which -Wextra would take for an oversight.
 flags = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-missing-field-initializers", f"-I{root / 'include'}"]
