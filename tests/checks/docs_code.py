@@ -16,7 +16,7 @@ import tempfile
 
 from tap import Tap
 
-root, library = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]).absolute()
+root, library = pathlib.Path(sys.argv[1]).absolute(), pathlib.Path(sys.argv[2]).absolute()
 compiler = shlex.split(sys.argv[3])
 tap = Tap()
 # SKERRY_DESC names the first field and leaves the others zero, which -Wextra would take for an oversight.
