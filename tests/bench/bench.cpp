@@ -3,11 +3,12 @@
 // Measures the library through its public interface: one JSON object per line on stdout, the machine first and then rows with stable
 // names. tests/bench/run builds it, calls it and prints its rows as a table.
 //
-//   bench [--quick | --smoke] [--only PREFIX] [--tokens N] [--rounds N] [--huge-pages]
+//   bench [--quick | --smoke] [--only PREFIX] [--tokens N] [--rounds N]
 //
 // Every time is compared with another one of the same round, taken a moment before or after, and the median over rounds is reported.
 // Between two measurements the read probe streams 160 MB, so no cache is warm when its turn comes. A sample during which a thread of
-// this process waited for a processor is left out while enough others remain.
+// this process waited for a processor is left out. Where fewer than five remain, on a machine that others keep busy, the figure is the
+// time that the threads ran over their number: what it would have taken undisturbed, but for the memory's bandwidth.
 
 #include <skerry/skerry.h>
 
@@ -15,19 +16,17 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
+#include <time.h>
 #include <utility>
 #include <vector>
 
@@ -46,9 +45,9 @@ constexpr size_t huge_page = size_t{2} << 20;
 
 struct Options {
     int32_t tokens = 32768, rounds = 64, append_tokens = 512, event_count = 24, random_steps = 10000, error_tokens = 2048;
+    int32_t rest_us = 3000;     // before a sample of milliseconds: who has slept may run for as long undisturbed
     double attend_seconds = 60; // after which no further round begins
     size_t probe_bytes = size_t{160} << 20;
-    bool huge_pages = false;
     std::string only;
 };
 Options options;
@@ -107,19 +106,26 @@ double median(std::vector<double> x) {
 
 // ---- samples ----
 
-// Nanoseconds that the threads of this process have waited for a processor so far; 0 where the system does not say.
-uint64_t waited_ns() {
-    uint64_t sum = 0;
+// What the threads of this process have spent so far running, and waiting for a processor; 0 where the system does not say.
+struct Spent {
+    uint64_t ran_ns = 0, waited_ns = 0;
+};
+
+Spent spent() {
+    Spent sum;
 #if defined(__linux__)
     DIR *tasks = opendir("/proc/self/task");
-    if (tasks == nullptr) return 0;
+    if (tasks == nullptr) return sum;
     while (const dirent *entry = readdir(tasks)) {
         if (entry->d_name[0] == '.') continue;
         const std::string path = std::string("/proc/self/task/") + entry->d_name + "/schedstat";
         std::FILE *file = std::fopen(path.c_str(), "r");
         if (file == nullptr) continue;
         unsigned long long ran = 0, waited = 0;
-        if (std::fscanf(file, "%llu %llu", &ran, &waited) == 2) sum += waited;
+        if (std::fscanf(file, "%llu %llu", &ran, &waited) == 2) {
+            sum.ran_ns += ran;
+            sum.waited_ns += waited;
+        }
         std::fclose(file);
     }
     closedir(tasks);
@@ -129,38 +135,56 @@ uint64_t waited_ns() {
 
 struct Sample {
     double seconds = 0;
-    bool clean = true;
+    double busy = 0;   // time that the threads ran, over their number: what is left to look at on a machine that others use too
+    bool clean = true; // nobody else ran where this process wanted to
 };
 
 int64_t sample_count = 0, clean_count = 0;
 
+void rest(int32_t microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
+
+// Seconds that the calling thread has run; 0 where the system does not say.
+double thread_seconds() {
+    timespec now{};
+    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) != 0 ? 0 : static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Work that keeps `busy` threads running.
 template <class Work>
-Sample measure(Work &&work) {
-    const uint64_t before = waited_ns();
-    const double start = seconds_now();
+Sample measure(int32_t busy, Work &&work) {
+    // A thread that runs, or waits to run, is accounted for when it stops, which workers do after some 50 microseconds.
+    const int32_t settle_us = busy > 1 ? 300 : 0;
+    if (settle_us != 0) rest(settle_us);
+    const Spent before = spent();
+    const double thread_start = thread_seconds(), start = seconds_now();
     work();
     Sample sample;
     sample.seconds = seconds_now() - start;
-    sample.clean = static_cast<double>(waited_ns() - before) < 0.02e9 * sample.seconds;
+    const double thread_ran = thread_seconds() - thread_start;
+    if (settle_us != 0) rest(settle_us);
+    const Spent after = spent();
+    const auto waited = static_cast<double>(after.waited_ns - before.waited_ns);
+    const auto ran = busy > 1 ? static_cast<double>(after.ran_ns - before.ran_ns) : 1e9 * thread_ran;
+    sample.busy = after.ran_ns == 0 ? sample.seconds : ran / 1e9 / busy;
+    sample.clean = after.ran_ns == 0 || (waited < 0.02e9 * sample.seconds && (busy == 1 || ran > 0.85e9 * busy * sample.seconds));
     ++sample_count;
     clean_count += sample.clean;
     return sample;
 }
 
-// Figures of rounds: the clean ones count, unless they are too few.
+// Figures of rounds. The undisturbed ones count, unless they are too few: then the time that the threads ran, in all of them.
 class Series {
 public:
-    void add(double value, bool clean) { (clean ? clean_ : noisy_).push_back(value); }
-    size_t clean() const { return clean_.size(); }
-    double value() const {
-        if (clean_.size() >= 5) return median(clean_);
-        std::vector<double> all = clean_;
-        all.insert(all.end(), noisy_.begin(), noisy_.end());
-        return median(all);
+    void add(double value, double busy, bool clean) {
+        if (clean) clean_.push_back(value);
+        busy_.push_back(busy);
     }
+    void add(const Sample &sample, double scale = 1) { add(scale * sample.seconds, scale * sample.busy, sample.clean); }
+    int64_t clean() const { return static_cast<int64_t>(clean_.size()); }
+    double value() const { return median(clean_.size() >= 5 ? clean_ : busy_); }
 
 private:
-    std::vector<double> clean_, noisy_;
+    std::vector<double> clean_, busy_;
 };
 
 // ---- rows ----
@@ -175,6 +199,7 @@ struct Row {
     const char *of = nullptr;
     Gate gate = Gate::none;
     double bound = 0;
+    int64_t samples = -1; // undisturbed rounds behind a figure of time
 };
 
 void print_number(double x) {
@@ -189,6 +214,8 @@ void print_row(const Row &row) {
     print_number(row.ratio);
     if (row.of != nullptr) std::printf(", \"of\": \"%s\"", row.of);
     else std::printf(", \"of\": null");
+    if (row.samples >= 0) std::printf(", \"samples\": %lld", static_cast<long long>(row.samples));
+    else std::printf(", \"samples\": null");
     const double gated = row.of != nullptr ? row.ratio : row.value;
     if (row.gate == Gate::none) {
         std::printf(", \"gate\": null, \"ok\": null}\n");
@@ -217,7 +244,7 @@ uint64_t sum_words(const uint64_t *words, size_t n) {
 }
 
 // Reads more than a last-level cache holds with as many threads as the caches under test use, from huge pages: the most that any code
-// could read in the same moment.
+// could read in the same moment. The helper sleeps in between, as the library's worker does.
 class Probe {
 public:
     Probe() : bytes_(options.probe_bytes) {
@@ -230,52 +257,38 @@ public:
         for (int32_t i = 1; i < threads; ++i) helpers_.emplace_back([this] { serve(); });
     }
     ~Probe() {
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            stopping_ = true;
-            ++round_;
-        }
-        wake_.notify_all();
+        stopping_ = true;
+        wake();
         for (std::thread &helper : helpers_) helper.join();
         std::free(words_);
     }
     Probe(const Probe &) = delete;
     Probe &operator=(const Probe &) = delete;
 
-    // Bytes per second.
+    double bytes() const { return static_cast<double>(bytes_); }
     Sample run() {
-        next_ = 0;
-        awake_ = 0;
-        running_ = threads - 1;
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            ++round_;
-        }
-        wake_.notify_all();
-        while (awake_.load() != threads - 1) std::this_thread::yield();
-        Sample sample = measure([&] {
-            go_ = round_;
+        return measure(threads, [&] {
+            next_ = 0;
+            running_ = threads - 1;
+            wake();
             drain();
-            while (running_.load() != 0) std::this_thread::yield();
+            for (int32_t left = running_; left != 0; left = running_) running_.wait(left);
         });
-        sample.seconds = static_cast<double>(bytes_) / sample.seconds;
-        return sample;
     }
 
 private:
+    void wake() {
+        ++round_;
+        round_.notify_all();
+    }
     void serve() {
-        uint64_t seen = 0;
-        for (;;) {
-            {
-                std::unique_lock<std::mutex> lock(mutex_);
-                wake_.wait(lock, [&] { return round_ != seen; });
-                seen = round_;
-                if (stopping_) return;
-            }
-            ++awake_;
-            while (go_.load() != seen) std::this_thread::yield();
+        for (uint32_t seen = 0;;) {
+            round_.wait(seen);
+            seen = round_;
+            if (stopping_) return;
             drain();
             --running_;
+            running_.notify_all();
         }
     }
     void drain() {
@@ -292,13 +305,11 @@ private:
     size_t bytes_;
     uint64_t *words_ = nullptr;
     std::vector<std::thread> helpers_;
-    std::mutex mutex_;
-    std::condition_variable wake_;
-    uint64_t round_ = 0;
-    bool stopping_ = false;
-    std::atomic<uint64_t> go_{0}, sink_{0};
+    std::atomic<bool> stopping_{false};
+    std::atomic<uint32_t> round_{0};
+    std::atomic<int32_t> running_{0};
     std::atomic<size_t> next_{0};
-    std::atomic<int32_t> awake_{0}, running_{0};
+    std::atomic<uint64_t> sink_{0};
 };
 
 // ---- the library ----
@@ -317,15 +328,12 @@ skerry_tensor tensor_of(float *data, int64_t rows, int64_t heads, int64_t channe
     return t;
 }
 
-// Counts what is held; asks for huge pages when told to.
+// Counts what is held.
 struct Host {
     std::atomic<int64_t> live{0};
     static void *alloc(void *user, size_t size, size_t alignment) {
         void *memory = nullptr;
         if (posix_memalign(&memory, std::max(alignment, sizeof(void *)), size) != 0) return nullptr;
-#if defined(__linux__)
-        if (options.huge_pages && alignment >= huge_page) madvise(memory, size, MADV_HUGEPAGE);
-#endif
         static_cast<Host *>(user)->live += static_cast<int64_t>(size);
         return memory;
     }
@@ -537,7 +545,7 @@ struct Timing {
 };
 
 void attend_rows(Probe &probe, double *probe_bytes_per_second) {
-    const Context context(threads - 1, options.huge_pages);
+    const Context context(threads - 1, false);
     Numbers numbers{Geometry{}};
     const auto built = [&](const CacheSpec &spec) {
         auto cache = std::make_unique<Cache>(context, spec, numbers);
@@ -561,14 +569,15 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
         {mixed.get(), SKERRY_TIERS_QUANTISED, SKERRY_ATTEND_NO_SCORE, {}, {}},
     };
     enum { is_f16, is_r2, is_r3r2, is_r4, is_r8, is_mixed, is_mixed_unscored, is_full_tier, is_quantised_tier };
-    Series probes, f16_rate, f16_to_probe, mixed_to_sum, score_overhead, append_cold;
-    std::vector<Series> faster(timings.size()), rates(timings.size());
+    Series probes, f16_to_probe, mixed_to_sum, score_overhead, append_cold;
+    std::vector<Series> faster(timings.size());
     std::map<const Cache *, double> bytes; // that one attend over all tiers reads
     const double start = seconds_now();
-    const size_t enough = static_cast<size_t>(options.rounds);
-    for (int32_t round = 0; round <= 8 * options.rounds; ++round) {
-        if (round > 5 && (mixed_to_sum.clean() >= enough && f16_to_probe.clean() >= enough)) break;
-        if (round > 5 && seconds_now() - start > options.attend_seconds) break;
+    for (int32_t round = 0; round < 1000; ++round) {
+        const bool enough = std::all_of(timings.begin(), timings.end(), [](const Timing &t) {
+            return t.seconds.clean() >= options.rounds;
+        });
+        if (round > 2 && (enough || seconds_now() - start > options.attend_seconds)) break;
         Sample beside;
         for (size_t i = 0; i < timings.size(); ++i) {
             Timing &timing = timings[i];
@@ -576,80 +585,82 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
             const bool closes = i + 1 == timings.size() || timings[i + 1].cache != timing.cache;
             const uint64_t read = timing.cache->counters().attended_bytes;
             if (opens) timing.cache->begin(1);
+            rest(options.rest_us);
             const Sample before = probe.run();
             if (opens) {
-                const Sample append = measure([&] { timing.cache->append(0); });
-                if (i == is_f16 && round > 0) append_cold.add(append.seconds, append.clean);
+                const Sample append = measure(1, [&] { timing.cache->append(0); });
+                if (i == is_f16 && round > 0) append_cold.add(append);
             }
-            timing.last = measure([&] { timing.cache->attend(0, timing.tiers, timing.flags); });
+            rest(options.rest_us);
+            timing.last = measure(threads, [&] { timing.cache->attend(0, timing.tiers, timing.flags); });
             if (closes) timing.cache->commit();
             if (opens && closes) bytes[timing.cache] = static_cast<double>(timing.cache->counters().attended_bytes - read);
             if (i == is_f16) beside = before;
-            if (round > 0) probes.add(before.seconds, before.clean);
+            if (round > 0) probes.add(before);
         }
         if (round == 0) continue; // first touch
         const Sample &full = timings[is_f16].last;
         for (size_t i = 0; i < timings.size(); ++i) {
             const Sample &now = timings[i].last;
-            timings[i].seconds.add(now.seconds, now.clean);
-            faster[i].add(full.seconds / now.seconds, full.clean && now.clean);
+            timings[i].seconds.add(now);
+            faster[i].add(full.seconds / now.seconds, full.busy / now.busy, full.clean && now.clean);
         }
-        const double rate = bytes[f16.get()] / full.seconds;
-        f16_rate.add(rate, full.clean);
-        f16_to_probe.add(rate / beside.seconds, full.clean && beside.clean);
+        const double share = bytes[f16.get()] / probe.bytes();
+        f16_to_probe.add(share * beside.seconds / full.seconds, share * beside.busy / full.busy, full.clean && beside.clean);
         const Sample &whole = timings[is_mixed].last, &unscored = timings[is_mixed_unscored].last;
         const Sample &upper = timings[is_full_tier].last, &lower = timings[is_quantised_tier].last;
-        mixed_to_sum.add(whole.seconds / (upper.seconds + lower.seconds), whole.clean && upper.clean && lower.clean);
-        score_overhead.add(whole.seconds / unscored.seconds, whole.clean && unscored.clean);
+        mixed_to_sum.add(whole.seconds / (upper.seconds + lower.seconds), whole.busy / (upper.busy + lower.busy), whole.clean && upper.clean && lower.clean);
+        score_overhead.add(whole.seconds / unscored.seconds, whole.busy / unscored.busy, whole.clean && unscored.clean);
     }
-    *probe_bytes_per_second = probes.value();
+    *probe_bytes_per_second = probe.bytes() / probes.value();
 
-    print_row({"attend.f16.vs_probe", f16_rate.value() / 1e9, "GB/s", f16_to_probe.value(), "probe", Gate::at_least, 0.5});
+    const auto seconds = [&](int which) { return timings[static_cast<size_t>(which)].seconds.value(); };
+    const double f16_rate = bytes[f16.get()] / seconds(is_f16);
+    print_row({"attend.f16.vs_probe", f16_rate / 1e9, "GB/s", f16_to_probe.value(), "probe", Gate::at_least, 0.5,
+               f16_to_probe.clean()});
     const auto speed = [&](const char *name, int which, Gate gate) {
-        print_row({name, 1e6 * timings[static_cast<size_t>(which)].seconds.value(), "us", faster[static_cast<size_t>(which)].value(),
-                   "times faster than attend.f16", gate, 2});
+        print_row({name, 1e6 * seconds(which), "us", faster[static_cast<size_t>(which)].value(),
+                   "times faster than attend.f16", gate, 2, faster[static_cast<size_t>(which)].clean()});
     };
     speed("attend.r2.vs_f16", is_r2, Gate::at_least);
     speed("attend.r3r2.vs_f16", is_r3r2, Gate::none);
     speed("attend.r4.vs_f16", is_r4, Gate::none);
     speed("attend.r8.vs_f16", is_r8, Gate::none);
-    print_row({"attend.mixed.vs_sum", 1e6 * timings[is_mixed].seconds.value(), "us", mixed_to_sum.value(), "its tiers alone", Gate::at_most,
-               1.15});
+    print_row({"attend.mixed.vs_sum", 1e6 * seconds(is_mixed), "us", mixed_to_sum.value(), "its tiers alone", Gate::at_most, 1.15,
+               mixed_to_sum.clean()});
     speed("attend.mixed.vs_f16", is_mixed, Gate::none);
     const skerry_seq_info info = mixed->info();
     print_row({"mixed.full_tokens", static_cast<double>(info.full_tokens), "tokens",
                static_cast<double>(info.full_tokens) / static_cast<double>(kv_heads * info.length_tokens), "all tokens"});
-    print_row({"score.overhead", 1e6 * timings[is_mixed].seconds.value(), "us", score_overhead.value(), "attend.mixed without scores"});
-    print_row({"append.cold.us", 1e6 * append_cold.value(), "us"});
+    print_row({"score.overhead", 1e6 * seconds(is_mixed), "us", score_overhead.value(), "attend.mixed without scores", Gate::none, 0,
+               score_overhead.clean()});
+    print_row({"append.cold.us", 1e6 * append_cold.value(), "us", NAN, nullptr, Gate::none, 0, append_cold.clean()});
 
     // Events: decode steps on the mixture, with one step on the full cache beside every event.
-    Series with, without, full_step, cost;
-    std::vector<double> plain;
-    bool plain_clean = true;
+    Series with, without, full_step;
+    const double events_start = seconds_now();
     for (int32_t events = 0; events < options.event_count;) {
         const int64_t position = mixed->info().length_tokens, due = mixed->info().next_event_position;
         mixed->begin(1);
         mixed->append(0);
         mixed->attend(0, 0, 0);
-        const Sample commit = measure([&] { mixed->commit(); });
+        const Sample commit = measure(1, [&] { mixed->commit(); });
         if (position + 1 != due) {
-            without.add(commit.seconds, commit.clean);
-            if (commit.clean || plain.empty()) plain.push_back(commit.seconds);
-            plain_clean = commit.clean || !plain.empty();
+            without.add(commit);
             continue;
         }
         ++events;
         f16->begin(1);
         f16->append(0);
-        const Sample full = measure([&] { f16->attend(0, 0, 0); });
+        const Sample full = measure(threads, [&] { f16->attend(0, 0, 0); });
         f16->commit();
         if (events == 1) continue; // the state that the rounds above left
-        with.add(commit.seconds, commit.clean);
-        full_step.add(full.seconds, full.clean);
-        cost.add((commit.seconds - median(plain)) / full.seconds, commit.clean && full.clean && plain_clean);
-        plain.clear();
+        with.add(commit);
+        full_step.add(full);
+        if (seconds_now() - events_start > options.attend_seconds / 4) break;
     }
-    print_row({"event.vs_step", 1e6 * (with.value() - without.value()), "us", cost.value(), "attend.f16"});
+    const double cost = with.value() - without.value();
+    print_row({"event.vs_step", 1e6 * cost, "us", cost / full_step.value(), "attend.f16", Gate::none, 0, with.clean()});
 }
 
 // ---- append ----
@@ -661,21 +672,19 @@ void append_rows() {
     Numbers numbers(spec.geometry, 256);
     spec.max_step_tokens = 64;
     Cache cache(context, spec, numbers);
-    Series append, rest;
+    Series append, other;
     for (int32_t i = 0; i < options.append_tokens; ++i) {
-        double begin_seconds = 0;
-        const Sample begin = measure([&] { cache.begin(1); });
-        begin_seconds = begin.seconds;
-        const Sample all = measure([&] {
+        const Sample begin = measure(1, [&] { cache.begin(1); });
+        const Sample all = measure(1, [&] {
             for (int32_t layer = 0; layer < spec.geometry.layers; ++layer) cache.append(layer);
         });
-        const Sample commit = measure([&] { cache.commit(); });
+        const Sample commit = measure(1, [&] { cache.commit(); });
         if (i < 16) continue;
-        append.add(all.seconds / spec.geometry.layers, all.clean);
-        rest.add((begin_seconds + commit.seconds) / spec.geometry.layers, begin.clean && commit.clean);
+        append.add(all, 1.0 / spec.geometry.layers);
+        other.add((begin.seconds + commit.seconds) / spec.geometry.layers, (begin.busy + commit.busy) / spec.geometry.layers, begin.clean && commit.clean);
     }
-    print_row({"append.us_per_token_layer", 1e6 * append.value(), "us", NAN, nullptr, Gate::at_most, 2});
-    print_row({"step.us_per_token_layer", 1e6 * rest.value(), "us"});
+    print_row({"append.us_per_token_layer", 1e6 * append.value(), "us", NAN, nullptr, Gate::at_most, 2, append.clean()});
+    print_row({"step.us_per_token_layer", 1e6 * other.value(), "us", NAN, nullptr, Gate::none, 0, other.clean()});
 }
 
 // ---- the ledger ----
@@ -953,8 +962,6 @@ int main(int argc, char **argv) {
             options.random_steps = 200;
             options.error_tokens = 256;
             options.probe_bytes = size_t{8} << 20;
-        } else if (argument == "--huge-pages") {
-            options.huge_pages = true;
         } else if (argument == "--only" && i + 1 < argc) {
             options.only = argv[++i];
         } else if ((argument == "--tokens" || argument == "--rounds") && i + 1 < argc) {

@@ -17,6 +17,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+FEW_SAMPLES = 5  # as in bench.cpp
 POLICIES = ("evict", "qevict", "qevict-paper")
 
 
@@ -26,7 +27,7 @@ def row(name, value, unit, ratio=None, of=None, gate=None, bound=None):
         gated = value if of is None else ratio
         ok = gated >= bound if gate == ">=" else gated <= bound
     return {"name": name, "value": value, "unit": unit, "ratio": ratio, "of": of,
-            "gate": None if gate is None else f"{gate} {bound:g}", "ok": ok}
+            "samples": None, "gate": None if gate is None else f"{gate} {bound:g}", "ok": ok}
 
 
 def machine():
@@ -89,7 +90,8 @@ def shown(number):
 def print_row(r):
     ratio = "" if r["of"] is None else f"{shown(r['ratio'])} of {r['of']}" if "faster" not in r["of"] else f"{shown(r['ratio'])} {r['of']}"
     verdict = "" if r["gate"] is None else f"{r['gate']:>8}  {'ok' if r['ok'] else 'MISSED'}"
-    print(f"{r['name']:26} {shown(r['value']):>8} {r['unit']:14} {ratio:36} {verdict}".rstrip(), flush=True)
+    mark = "~" if r["samples"] is not None and r["samples"] < FEW_SAMPLES else ""
+    print(f"{r['name']:26} {mark + shown(r['value']):>9} {r['unit']:14} {ratio:36} {verdict}".rstrip(), flush=True)
 
 
 def main():
@@ -128,6 +130,8 @@ def main():
     if about.get("probe_read_gbps") is not None:
         print(f"read probe {about['probe_read_gbps']:.1f} GB/s with {about['threads']} threads; {about['device']}; "
               f"{100 * about['undisturbed_samples']:.0f} % of the samples undisturbed")
+    if any(r["samples"] is not None and r["samples"] < FEW_SAMPLES for r in results):
+        print("~ the machine is busy: processor time over threads, not time on the clock")
     if given.json:
         document = {"machine": {**host, **{k: about[k] for k in about if k != "probe_read_gbps"}},
                     "probe_read_gbps": about.get("probe_read_gbps"), "results": results}

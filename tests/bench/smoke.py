@@ -29,7 +29,7 @@ rows = {r["name"]: r for r in document["results"]}
 names = [r["name"] for r in document["results"]]
 tap.check(len(expected) > 20 and names == expected, "rows are those of rows.txt, in its order",
           [f"printed: {' '.join(names)}", f"listed:  {' '.join(expected)}"])
-fields = {"name", "value", "unit", "ratio", "of", "gate", "ok"}
+fields = {"name", "value", "unit", "ratio", "of", "samples", "gate", "ok"}
 wrong = [r["name"] for r in rows.values() if set(r) != fields or (r["gate"] is None) != (r["ok"] is None)
          or (r["of"] is None) != (r["ratio"] is None)]
 tap.check(rows and not wrong, "rows have the fields that other programs read", wrong)
