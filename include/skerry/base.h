@@ -48,8 +48,13 @@
 #define SKERRY_API SKERRY_EXPORT SKERRY_CHECKED
 #define SKERRY_API_VOID SKERRY_EXPORT
 
-/* Zeroes everything but the size, in C99 and C++11 alike. */
+/* Zeroes everything but the size, in C99 and C++11 alike. (Compilers that warn of fields without an initialiser keep quiet about the
+ * designated form; C++ has it from 2020 on.) */
+#if defined(__cplusplus) && __cplusplus < 202002L
 #define SKERRY_DESC(type) { (uint32_t) sizeof(type) }
+#else
+#define SKERRY_DESC(type) { .struct_size = (uint32_t) sizeof(type) }
+#endif
 
 #ifdef __cplusplus
 extern "C" {

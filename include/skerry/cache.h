@@ -245,8 +245,9 @@ typedef struct skerry_plan_info {
 SKERRY_API skerry_status skerry_cache_plan(skerry_context *context, const skerry_cache_desc *desc, skerry_plan_info *info,
                                            skerry_error *error);
 
-/* Creates a cache. Under a budget its pool and scratch are allocated and touched here, and a sequence's tables when it is
- * opened: no step allocates. Without a budget both grow in skerry_step_begin.
+/* Creates a cache. Under a budget everything it will hold is allocated and touched here, the tables of max_sequences sequences
+ * included: no step allocates, but for the list of moves when there is a transitions callback. Without a budget tables and pool
+ * grow in skerry_step_begin.
  * Errors:  those of skerry_cache_plan, OUT_OF_MEMORY
  * Threads: any
  * Since:   0.1 */

@@ -433,13 +433,14 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     if (paper && !is_c_format(p.key_format)) {
         return bad(error, SKERRY_SUBJECT_FORMAT, p.key_format, SKERRY_FORMAT_C2, "policy.key_format with fidelity paper");
     }
-    p.full_format = policy.full_format == SKERRY_FORMAT_DEFAULT
-                        ? (paper || p.kind != SKERRY_POLICY_QEVICT ? store : static_cast<skerry_format>(SKERRY_FORMAT_R8))
-                        : policy.full_format;
-    if (p.full_format != store && (p.full_format != SKERRY_FORMAT_R8 || paper)) {
-        return bad(error, SKERRY_SUBJECT_FORMAT, p.full_format, SKERRY_FORMAT_R8, "policy.full_format");
+    // The per-channel formats carry no balance, which r8 would need.
+    const bool wide = p.kind == SKERRY_POLICY_QEVICT && !paper && is_r_format(p.key_format);
+    p.full_format =
+        policy.full_format == SKERRY_FORMAT_DEFAULT ? (wide ? static_cast<skerry_format>(SKERRY_FORMAT_R8) : store) : policy.full_format;
+    if (p.full_format != store && (p.full_format != SKERRY_FORMAT_R8 || !wide)) {
+        return bad(error, SKERRY_SUBJECT_FORMAT, p.full_format, wide ? static_cast<skerry_format>(SKERRY_FORMAT_R8) : store,
+                   wide ? "policy.full_format, the store dtype or R8," : "policy.full_format, here the store dtype,");
     }
-    if (p.kind == SKERRY_POLICY_QEVICT && is_c_format(p.key_format)) p.full_format = store;
     p.value_group = policy.value_group;
     if (p.value_group < 0 || p.value_group > limits::max_head_dim) {
         return bad(error, SKERRY_SUBJECT_FORMAT, policy.value_group, limits::max_head_dim, "policy.value_group");
@@ -624,6 +625,7 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     if (given.quantised_bytes != 0) plan.quantised_limit = given.quantised_bytes / static_cast<uint64_t>(info.max_sequences);
     plan.exact_bytes = p.keeps_exact() ? given.exact_bytes : 0;
 
+    plan.bounded = given.bytes > 0 || given.share_ppm > 0 || p.paper();
     uint64_t exact_round = 0; // one window of every lane
     // One walk: checks, full bytes, floors.
     uint64_t floor = sequence_state_bytes;
@@ -662,7 +664,6 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     const uint64_t sequences = static_cast<uint64_t>(info.max_sequences);
     info.full_cache_bytes = mul(full_per_sequence, sequences);
 
-    plan.bounded = given.bytes > 0 || given.share_ppm > 0;
     plan.sequence_bytes = unlimited;
     info.budget_bytes = unlimited;
     Status over = SKERRY_OK;
@@ -714,7 +715,6 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             return SKERRY_OK;
         };
         uint64_t bytes = 0;
-        plan.bounded = true;
         if (given.bytes > 0) {
             if (const Status status = planned(0, &info.minimum_bytes); status < 0) return status;
             // The largest published budget whose true bytes stay within the limit.

@@ -116,7 +116,7 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
     moved.reserve(static_cast<size_t>(used));
     Vector<TablesAndSequence> tables(CountedAllocator<TablesAndSequence>(cache->allocator, Owner::step));
     tables.reserve(static_cast<size_t>(plan.info.max_sequences));
-    if (scratch > cache->scratch.size()) new_scratch.resize(scratch);
+    if (plan.bounded ? scratch != cache->scratch.size() : scratch > cache->scratch.size()) new_scratch.resize(scratch);
     cache->sequences.for_each([&](uint64_t, Sequence *seq) { tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)}); });
     for (Sequence *seq : cache->spare)
         tables.push_back(TablesAndSequence{seq, prepare_tables(cache, seq, plan)});
@@ -146,7 +146,9 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
         Sequence *seq = entry.seq;
         if (plan.policy.routes() && seq->length > 0) {
             for (size_t i = 0; i < cache->layers.size(); ++i) {
-                if (cache->layers[i].source == static_cast<int32_t>(i)) run_event(cache, seq, static_cast<int32_t>(i), seq->length);
+                if (cache->layers[i].source != static_cast<int32_t>(i)) continue;
+                run_event(cache, seq, static_cast<int32_t>(i), seq->length);
+                limit_epochs(cache, seq, static_cast<int32_t>(i));
             }
         }
         adopt_tables(cache, seq, std::move(entry.tables));

@@ -222,6 +222,9 @@ void add_query_squares(float *state, const float *queries, int32_t group, int32_
 // Events (event.cpp): moves the windows of one layer as of `length` tokens. Called inside an open step; cannot fail.
 void run_event(skerry_cache *cache, Sequence *seq, int32_t layer, int64_t length);
 
+// After a change of quotas: lets go of the oldest records whose balance parameters no longer fit the table.
+void limit_epochs(skerry_cache *cache, Sequence *seq, int32_t layer);
+
 // Rows of one window (or the sinks) as f32, keys as attention uses them: [tokens][dim].
 struct CodeScratch {
     float *mean;

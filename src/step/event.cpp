@@ -178,10 +178,9 @@ bool window_rows(const Event &event, const Lane &lane, const WindowSpan &span, L
 }
 
 // Drops epochs that no tile of the lane names.
-void drop_dead_epochs(const Event &event, Lane *lane) {
-    Sequence *seq = event.seq;
+void drop_dead_epochs(Sequence *seq, const LayerGeometry &layer, Lane *lane) {
     skerry_tile *tiles = seq->tiles(*lane);
-    const uint32_t bytes = epoch_table_bytes(*event.layer);
+    const uint32_t bytes = epoch_table_bytes(layer);
     uint8_t *table = seq->tables.epochs.data() + lane->epoch_offset;
     uint32_t kept = 0;
     const uint32_t *dormant = seq->tables.dormant.empty() ? nullptr : seq->tables.dormant.data() + lane->offset;
@@ -562,7 +561,7 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
     if (exact != nullptr) std::memcpy(exact, e->exact, n * sizeof(uint32_t));
     lane.tiles = n;
     lane.reserved = n;
-    if (p.uses_epochs() && lane.epochs == lane.epoch_capacity) drop_dead_epochs(event, &lane);
+    if (p.uses_epochs() && lane.epochs == lane.epoch_capacity) drop_dead_epochs(seq, layer, &lane);
 }
 
 // Asks the host for masses where a whole period went by without any.
@@ -595,6 +594,51 @@ void ask_scores(const Event &event, LaneEvent *e, int32_t head) {
 }
 
 } // namespace
+
+void limit_epochs(skerry_cache *cache, Sequence *seq, int32_t index) {
+    const PolicyConfig &p = cache->policy();
+    const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
+    const uint32_t most = static_cast<uint32_t>(cache->quotas[static_cast<size_t>(index)].epochs);
+    const size_t words = static_cast<size_t>(p.score_words());
+    if (!p.uses_epochs()) return;
+    for (int32_t h = 0; h < layer.kv_heads; ++h) {
+        Lane &lane = seq->lane(layer.lane + h);
+        if (lane.epochs <= most) continue;
+        drop_dead_epochs(seq, layer, &lane);
+        while (lane.epochs > most) {
+            // Epochs lie in the order of their positions: everything of the first one goes.
+            skerry_tile *tiles = seq->tiles(lane);
+            uint32_t n = 0;
+            for (uint32_t t = 0; t < lane.tiles;) {
+                const WindowSpan span = window_at(p, tiles, t, lane.tiles);
+                const size_t at = lane.offset + t;
+                uint32_t *dormant = p.quantises() ? &seq->tables.dormant[at] : nullptr;
+                const bool record = !is_full_format(tiles[t].key_format);
+                const bool names = tiles[t].epoch == 0 && (record || (dormant != nullptr && *dormant != no_place));
+                if (names && dormant != nullptr && *dormant != no_place) {
+                    cache->pool.release(*dormant);
+                    *dormant = no_place;
+                }
+                if (names && record) {
+                    cache->pool.release(tiles[t].place);
+                    if (p.keeps_exact() && seq->tables.exact[at] != no_place) cache->exact_pool.release(seq->tables.exact[at]);
+                    ++cache->step.counters.evictions;
+                } else {
+                    for (uint32_t k = span.begin; k < span.end; ++k, ++n) {
+                        tiles[n] = tiles[k];
+                        std::memmove(seq->tables.words.data() + (lane.offset + n) * words,
+                                     seq->tables.words.data() + (lane.offset + k) * words, words * sizeof(int64_t));
+                        if (p.quantises()) seq->tables.dormant[lane.offset + n] = seq->tables.dormant[lane.offset + k];
+                        if (p.keeps_exact()) seq->tables.exact[lane.offset + n] = seq->tables.exact[lane.offset + k];
+                    }
+                }
+                t = span.end;
+            }
+            lane.tiles = lane.reserved = n;
+            drop_dead_epochs(seq, layer, &lane);
+        }
+    }
+}
 
 void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
     const PolicyConfig &p = cache->policy();

@@ -134,7 +134,7 @@ NewTables prepare_tables(skerry_cache *cache, const Sequence *seq, const CachePl
             const Lane &lane = seq->tables.lanes[index];
             capacities[index] = plan.bounded ? static_cast<uint32_t>(q.entries())
                                              : std::max(lane.capacity, static_cast<uint32_t>(q.sink_tiles + 4 * q.open_tiles));
-            epochs[index] = std::max(static_cast<uint32_t>(q.epochs), lane.epochs);
+            epochs[index] = static_cast<uint32_t>(q.epochs);
         }
     }
     return make_tables(cache, seq, capacities, epochs);
