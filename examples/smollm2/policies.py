@@ -11,6 +11,8 @@ POLICIES = {
     # Scores of eviction methods differ in which queries they count; at this model's size
     # the age-normalised one holds up best.
     "evict": {"kind": "evict", "score": "age"},
+    "evict-last": {"kind": "evict", "score": "last"},
+    "evict-cumulative": {"kind": "evict", "score": "cumulative"},
     "quantise": {"kind": "quantise"},
     "qevict": {"kind": "qevict"},
     "qevict-paper": {"kind": "qevict", "fidelity": "paper"},
