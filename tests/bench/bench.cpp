@@ -623,9 +623,9 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
                    "times faster than attend.f16", gate, 2, faster[static_cast<size_t>(which)].clean()});
     };
     speed("attend.r2.vs_f16", is_r2, Gate::at_least);
-    speed("attend.r3r2.vs_f16", is_r3r2, Gate::none);
-    speed("attend.r4.vs_f16", is_r4, Gate::none);
-    speed("attend.r8.vs_f16", is_r8, Gate::none);
+    speed("attend.r3r2", is_r3r2, Gate::none);
+    speed("attend.r4", is_r4, Gate::none);
+    speed("attend.r8", is_r8, Gate::none);
     print_row({"attend.mixed.vs_sum", 1e6 * seconds(is_mixed), "us", mixed_to_sum.value(), "its tiers alone", Gate::at_most, 1.15,
                mixed_to_sum.clean()});
     speed("attend.mixed.vs_f16", is_mixed, Gate::none);

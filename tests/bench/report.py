@@ -123,10 +123,12 @@ def main():
         take(program_rows(command + (["--only", given.only] if given.only else [])))
     if given.only in ("", "rss"):
         take(rss_rows(given.rss, ("full",) if given.smoke else ("full", "evict", "qevict")))
-    if given.quality:
-        take(quality_rows(given.texts))
-    else:
+    if not given.quality:
         print("quality.*: not run; --quality runs them")
+    elif not (ROOT / ".venv" / "requirements.stamp").exists():
+        print("quality.*: not run; they need the .venv that examples/run makes")
+    else:
+        take(quality_rows(given.texts))
     if about.get("probe_read_gbps") is not None:
         print(f"read probe {about['probe_read_gbps']:.1f} GB/s with {about['threads']} threads; {about['device']}; "
               f"{100 * about['undisturbed_samples']:.0f} % of the samples undisturbed")
