@@ -399,7 +399,7 @@ struct World {
         }
         const bool abort = rng.one_in(5);
         const int stop = abort ? pick(0, static_cast<int32_t>(setup.layers.size())) : -1;
-        const int way = crosses ? 2 : static_cast<int>(rng.below(6)); // 0: nothing, 1: observe, else attend
+        const int way = crosses ? 3 : static_cast<int>(rng.below(6)); // 0: nothing, 1 and 2: observe, else attend
         moves.clear();
         for (int layer = 0; layer < static_cast<int>(setup.layers.size()) && layer != stop; ++layer) {
             const Layer &shape = setup.layers[static_cast<size_t>(layer)];
@@ -422,7 +422,7 @@ struct World {
                     compare_gathered(step, part, *seq, count, layer, pick(0, shape.kv_heads - 1));
                 }
             }
-            if (way >= 2) {
+            if (way >= 3) {
                 fill(buffer[0], parts, Kind::query, layer, shape.query_heads, shape.key_dim);
                 buffer[1].assign(static_cast<size_t>(tokens * shape.query_heads * shape.value_dim), NAN);
                 const skerry_tensor queries = tensor(buffer[0].data(), SKERRY_DTYPE_F32, {tokens, shape.query_heads, shape.key_dim});
@@ -435,7 +435,7 @@ struct World {
                 expect(skerry_step_attend(step, &attend, &error) == SKERRY_OK, "attend: ", error.message);
                 for (float x : buffer[1])
                     expect(std::isfinite(x), "an output is not finite");
-            } else if (way == 1 && shape.shared_with < 0) {
+            } else if (way >= 1 && shape.shared_with < 0) {
                 for (size_t part = 0; part < parts.size(); ++part) {
                     for (int head = 0; head < shape.kv_heads; ++head) {
                         skerry_gather_desc gather = make<skerry_gather_desc>();
@@ -445,8 +445,13 @@ struct World {
                         int32_t columns = 0;
                         expect(skerry_step_gather(step, &gather, &columns, &error) == SKERRY_OK, "gather");
                         buffer[2].resize(static_cast<size_t>(columns) * static_cast<size_t>(parts[part].second));
-                        for (float &x : buffer[2])
-                            x = static_cast<float>(rng.below(1000)) / 1000.0f / static_cast<float>(columns);
+                        // Now and then a stretch of tokens gets nearly everything, so that windows rise and fall.
+                        const int64_t lucky = rng.one_in(2) ? rng.below(columns) : -1;
+                        for (size_t k = 0; k < buffer[2].size(); ++k) {
+                            const int64_t column = static_cast<int64_t>(k) % columns;
+                            const bool favoured = lucky >= 0 && column >= lucky && column < lucky + 4;
+                            buffer[2][k] = favoured ? 0.2f : static_cast<float>(rng.below(1000)) / 4000.0f / static_cast<float>(columns);
+                        }
                         skerry_observe_desc observe = make<skerry_observe_desc>();
                         observe.masses = buffer[2].data();
                         observe.token_count = columns;
