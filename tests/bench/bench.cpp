@@ -146,7 +146,8 @@ void rest(int32_t microseconds) { std::this_thread::sleep_for(std::chrono::micro
 // Seconds that the calling thread has run; 0 where the system does not say.
 double thread_seconds() {
     timespec now{};
-    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) != 0 ? 0 : static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+    if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) != 0) return 0;
+    return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 // Work that keeps `busy` threads running.
@@ -466,7 +467,8 @@ public:
         const uint32_t more = spec_.policy.prefill == SKERRY_PREFILL_WHOLE ? uint32_t{SKERRY_STEP_PREFILL} : 0;
         while (done < tokens) {
             const bool last = tokens - done <= scored;
-            const int32_t count = static_cast<int32_t>(last ? tokens - done : std::min<int64_t>(tokens - scored - done, spec_.max_step_tokens));
+            const int64_t left = last ? tokens - done : tokens - scored - done;
+            const auto count = static_cast<int32_t>(std::min<int64_t>(left, spec_.max_step_tokens));
             begin(count, last ? 0 : more);
             for (int32_t layer = 0; layer < spec_.geometry.layers; ++layer) {
                 append(layer);
@@ -609,7 +611,8 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
         f16_to_probe.add(share * beside.seconds / full.seconds, share * beside.busy / full.busy, full.clean && beside.clean);
         const Sample &whole = timings[is_mixed].last, &unscored = timings[is_mixed_unscored].last;
         const Sample &upper = timings[is_full_tier].last, &lower = timings[is_quantised_tier].last;
-        mixed_to_sum.add(whole.seconds / (upper.seconds + lower.seconds), whole.busy / (upper.busy + lower.busy), whole.clean && upper.clean && lower.clean);
+        mixed_to_sum.add(whole.seconds / (upper.seconds + lower.seconds), whole.busy / (upper.busy + lower.busy),
+                         whole.clean && upper.clean && lower.clean);
         score_overhead.add(whole.seconds / unscored.seconds, whole.busy / unscored.busy, whole.clean && unscored.clean);
     }
     *probe_bytes_per_second = probe.bytes() / probes.value();
@@ -681,7 +684,8 @@ void append_rows() {
         const Sample commit = measure(1, [&] { cache.commit(); });
         if (i < 16) continue;
         append.add(all, 1.0 / spec.geometry.layers);
-        other.add((begin.seconds + commit.seconds) / spec.geometry.layers, (begin.busy + commit.busy) / spec.geometry.layers, begin.clean && commit.clean);
+        other.add((begin.seconds + commit.seconds) / spec.geometry.layers, (begin.busy + commit.busy) / spec.geometry.layers,
+                  begin.clean && commit.clean);
     }
     print_row({"append.us_per_token_layer", 1e6 * append.value(), "us", NAN, nullptr, Gate::at_most, 2, append.clean()});
     print_row({"step.us_per_token_layer", 1e6 * other.value(), "us", NAN, nullptr, Gate::none, 0, other.clean()});
@@ -757,7 +761,8 @@ void ledger_rows() {
     const skerry_counters counters = cache.counters();
     const auto written_again = static_cast<double>(ledger.again_bytes);
     // Without a window that fell twice, nothing was shown.
-    const bool seen = ledger.again > 0 && counters.demotions_ledger == static_cast<uint64_t>(ledger.again) && counters.demotions > prompt_demotions;
+    const bool seen = ledger.again > 0 && counters.demotions_ledger == static_cast<uint64_t>(ledger.again) &&
+                      counters.demotions > prompt_demotions;
     print_row({"demote.again.bytes", seen ? written_again : NAN, "bytes", NAN, nullptr, Gate::at_most, 0});
     print_row({"demote.again.count", static_cast<double>(ledger.again), "moves"});
 }
@@ -883,14 +888,17 @@ RowErrors row_errors(const CacheSpec &spec, Numbers &numbers, Context &context) 
                 double top = -INFINITY, sum = 0;
                 for (int32_t t = 0; t < tokens; ++t) {
                     double dot = 0;
-                    for (int32_t c = 0; c < g.channels; ++c) dot += double(query[c]) * double(keys[static_cast<size_t>(t * g.channels + c)]);
-                    logits.push_back(positions[static_cast<size_t>(t)] <= options.error_tokens + r ? dot / std::sqrt(double(g.channels)) : -INFINITY);
+                    const float *key = keys.data() + static_cast<ptrdiff_t>(t) * g.channels;
+                    for (int32_t c = 0; c < g.channels; ++c) dot += double(query[c]) * double(key[c]);
+                    const bool sees = positions[static_cast<size_t>(t)] <= options.error_tokens + r;
+                    logits.push_back(sees ? dot / std::sqrt(double(g.channels)) : -INFINITY);
                     top = std::max(top, logits.back());
                 }
                 for (int32_t t = 0; t < tokens; ++t) {
                     const double weight = std::exp(logits[static_cast<size_t>(t)] - top);
+                    const float *value = values.data() + static_cast<ptrdiff_t>(t) * g.channels;
                     sum += weight;
-                    for (size_t c = 0; c < truth.size(); ++c) truth[c] += weight * double(values[static_cast<size_t>(t) * truth.size() + c]);
+                    for (size_t c = 0; c < truth.size(); ++c) truth[c] += weight * double(value[c]);
                 }
                 double length = 0, off_exact = 0, off_fast = 0;
                 for (size_t c = 0; c < truth.size(); ++c) {
@@ -993,6 +1001,7 @@ int main(int argc, char **argv) {
     std::printf("{\"device\": \"%s\", \"build\": \"%s\", \"threads\": %d, \"tokens\": %d, \"probe_read_gbps\": ", device.c_str(),
                 skerry_build_text(), threads, options.tokens);
     print_number(rate / 1e9);
-    std::printf(", \"undisturbed_samples\": %.3f}\n", static_cast<double>(clean_count) / static_cast<double>(std::max<int64_t>(sample_count, 1)));
+    std::printf(", \"undisturbed_samples\": %.3f}\n",
+                static_cast<double>(clean_count) / static_cast<double>(std::max<int64_t>(sample_count, 1)));
     return 0;
 }
