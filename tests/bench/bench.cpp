@@ -204,8 +204,10 @@ struct Row {
 };
 
 void print_number(double x) {
-    if (std::isfinite(x)) std::printf("%.6g", x);
-    else std::printf("null");
+    if (std::isfinite(x))
+        std::printf("%.6g", x);
+    else
+        std::printf("null");
 }
 
 void print_row(const Row &row) {
@@ -213,10 +215,14 @@ void print_row(const Row &row) {
     print_number(row.value);
     std::printf(", \"unit\": \"%s\", \"ratio\": ", row.unit);
     print_number(row.ratio);
-    if (row.of != nullptr) std::printf(", \"of\": \"%s\"", row.of);
-    else std::printf(", \"of\": null");
-    if (row.samples >= 0) std::printf(", \"samples\": %lld", static_cast<long long>(row.samples));
-    else std::printf(", \"samples\": null");
+    if (row.of != nullptr)
+        std::printf(", \"of\": \"%s\"", row.of);
+    else
+        std::printf(", \"of\": null");
+    if (row.samples >= 0)
+        std::printf(", \"samples\": %lld", static_cast<long long>(row.samples));
+    else
+        std::printf(", \"samples\": null");
     const double gated = row.of != nullptr ? row.ratio : row.value;
     if (row.gate == Gate::none) {
         std::printf(", \"gate\": null, \"ok\": null}\n");
@@ -234,13 +240,16 @@ bool wanted(const char *section) { return options.only.empty() || std::strncmp(s
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
 #endif
-uint64_t sum_words(const uint64_t *words, size_t n) {
+uint64_t
+sum_words(const uint64_t *words, size_t n) {
     uint64_t sum[32] = {};
     for (size_t i = 0; i + 32 <= n; i += 32) {
-        for (size_t j = 0; j < 32; ++j) sum[j] += words[i + j];
+        for (size_t j = 0; j < 32; ++j)
+            sum[j] += words[i + j];
     }
     uint64_t total = 0;
-    for (const uint64_t x : sum) total += x;
+    for (const uint64_t x : sum)
+        total += x;
     return total;
 }
 
@@ -255,12 +264,14 @@ public:
         madvise(words_, bytes_, MADV_HUGEPAGE);
 #endif
         std::memset(words_, 1, bytes_);
-        for (int32_t i = 1; i < threads; ++i) helpers_.emplace_back([this] { serve(); });
+        for (int32_t i = 1; i < threads; ++i)
+            helpers_.emplace_back([this] { serve(); });
     }
     ~Probe() {
         stopping_ = true;
         wake();
-        for (std::thread &helper : helpers_) helper.join();
+        for (std::thread &helper : helpers_)
+            helper.join();
         std::free(words_);
     }
     Probe(const Probe &) = delete;
@@ -273,7 +284,8 @@ public:
             running_ = threads - 1;
             wake();
             drain();
-            for (int32_t left = running_; left != 0; left = running_) running_.wait(left);
+            for (int32_t left = running_; left != 0; left = running_)
+                running_.wait(left);
         });
     }
 
@@ -378,12 +390,15 @@ public:
         }
         keys.resize(width * static_cast<size_t>(rows));
         values.resize(keys.size());
-        for (size_t i = 0; i < keys.size(); ++i) keys[i] = mean[i % width] + size[i % width] * random.normal();
-        for (float &x : values) x = random.normal();
+        for (size_t i = 0; i < keys.size(); ++i)
+            keys[i] = mean[i % width] + size[i % width] * random.normal();
+        for (float &x : values)
+            x = random.normal();
         queries.resize(static_cast<size_t>(g.queries * g.channels) * 64);
         // Logits with a standard deviation of 2.
         const float reach = 2.0f * std::sqrt(static_cast<float>(g.channels)) / std::sqrt(square);
-        for (float &x : queries) x = reach * random.normal();
+        for (float &x : queries)
+            x = reach * random.normal();
     }
     float *key_rows(int32_t row, int32_t width) { return keys.data() + static_cast<ptrdiff_t>(row) * width; }
     float *value_rows(int32_t row, int32_t width) { return values.data() + static_cast<ptrdiff_t>(row) * width; }
@@ -563,9 +578,12 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
 
     // Without scores where only bytes and formats are compared: the full policy keeps none.
     std::vector<Timing> timings = {
-        {f16.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},  {r2.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {r3r2.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}}, {r4.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {r8.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},   {mixed.get(), 0, 0, {}, {}},
+        {f16.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
+        {r2.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
+        {r3r2.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
+        {r4.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
+        {r8.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
+        {mixed.get(), 0, 0, {}, {}},
         {mixed.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
         {mixed.get(), SKERRY_TIERS_FULL, SKERRY_ATTEND_NO_SCORE, {}, {}},
         {mixed.get(), SKERRY_TIERS_QUANTISED, SKERRY_ATTEND_NO_SCORE, {}, {}},
@@ -576,9 +594,8 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
     std::map<const Cache *, double> bytes; // that one attend over all tiers reads
     const double start = seconds_now();
     for (int32_t round = 0; round < 1000; ++round) {
-        const bool enough = std::all_of(timings.begin(), timings.end(), [](const Timing &t) {
-            return t.seconds.clean() >= options.rounds;
-        });
+        const bool enough =
+            std::all_of(timings.begin(), timings.end(), [](const Timing &t) { return t.seconds.clean() >= options.rounds; });
         if (round > 2 && (enough || seconds_now() - start > options.attend_seconds)) break;
         Sample beside;
         for (size_t i = 0; i < timings.size(); ++i) {
@@ -619,11 +636,10 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
 
     const auto seconds = [&](int which) { return timings[static_cast<size_t>(which)].seconds.value(); };
     const double f16_rate = bytes[f16.get()] / seconds(is_f16);
-    print_row({"attend.f16.vs_probe", f16_rate / 1e9, "GB/s", f16_to_probe.value(), "probe", Gate::at_least, 0.5,
-               f16_to_probe.clean()});
+    print_row({"attend.f16.vs_probe", f16_rate / 1e9, "GB/s", f16_to_probe.value(), "probe", Gate::at_least, 0.5, f16_to_probe.clean()});
     const auto speed = [&](const char *name, int which, Gate gate) {
-        print_row({name, 1e6 * seconds(which), "us", faster[static_cast<size_t>(which)].value(),
-                   "times faster than attend.f16", gate, 2, faster[static_cast<size_t>(which)].clean()});
+        print_row({name, 1e6 * seconds(which), "us", faster[static_cast<size_t>(which)].value(), "times faster than attend.f16", gate, 2,
+                   faster[static_cast<size_t>(which)].clean()});
     };
     speed("attend.r2.vs_f16", is_r2, Gate::at_least);
     speed("attend.r3r2", is_r3r2, Gate::none);
@@ -679,7 +695,8 @@ void append_rows() {
     for (int32_t i = 0; i < options.append_tokens; ++i) {
         const Sample begin = measure(1, [&] { cache.begin(1); });
         const Sample all = measure(1, [&] {
-            for (int32_t layer = 0; layer < spec.geometry.layers; ++layer) cache.append(layer);
+            for (int32_t layer = 0; layer < spec.geometry.layers; ++layer)
+                cache.append(layer);
         });
         const Sample commit = measure(1, [&] { cache.commit(); });
         if (i < 16) continue;
@@ -714,7 +731,8 @@ void ledger_rows() {
     CacheSpec spec;
     spec.geometry = {1, 2, 4, 64};
     std::vector<float> frequencies;
-    for (int32_t i = 0; i < 32; ++i) frequencies.push_back(std::pow(10000.0f, -static_cast<float>(i) / 32.0f));
+    for (int32_t i = 0; i < 32; ++i)
+        frequencies.push_back(std::pow(10000.0f, -static_cast<float>(i) / 32.0f));
     skerry_rotary_desc rotary = make<skerry_rotary_desc>();
     rotary.inverse_frequencies = frequencies.data();
     rotary.dims = 64;
@@ -761,8 +779,8 @@ void ledger_rows() {
     const skerry_counters counters = cache.counters();
     const auto written_again = static_cast<double>(ledger.again_bytes);
     // Without a window that fell twice, nothing was shown.
-    const bool seen = ledger.again > 0 && counters.demotions_ledger == static_cast<uint64_t>(ledger.again) &&
-                      counters.demotions > prompt_demotions;
+    const bool seen =
+        ledger.again > 0 && counters.demotions_ledger == static_cast<uint64_t>(ledger.again) && counters.demotions > prompt_demotions;
     print_row({"demote.again.bytes", seen ? written_again : NAN, "bytes", NAN, nullptr, Gate::at_most, 0});
     print_row({"demote.again.count", static_cast<double>(ledger.again), "moves"});
 }
@@ -829,8 +847,10 @@ void budget_rows() {
                     if (random.below(4) != 0) cache.attend(layer, 0, 0);
                     look();
                 }
-                if (random.below(10) == 0) skerry_step_abort(cache.step);
-                else cache.commit();
+                if (random.below(10) == 0)
+                    skerry_step_abort(cache.step);
+                else
+                    cache.commit();
                 ++i;
                 ++steps;
             }
@@ -889,7 +909,8 @@ RowErrors row_errors(const CacheSpec &spec, Numbers &numbers, Context &context) 
                 for (int32_t t = 0; t < tokens; ++t) {
                     double dot = 0;
                     const float *key = keys.data() + static_cast<ptrdiff_t>(t) * g.channels;
-                    for (int32_t c = 0; c < g.channels; ++c) dot += double(query[c]) * double(key[c]);
+                    for (int32_t c = 0; c < g.channels; ++c)
+                        dot += double(query[c]) * double(key[c]);
                     const bool sees = positions[static_cast<size_t>(t)] <= options.error_tokens + r;
                     logits.push_back(sees ? dot / std::sqrt(double(g.channels)) : -INFINITY);
                     top = std::max(top, logits.back());
@@ -898,7 +919,8 @@ RowErrors row_errors(const CacheSpec &spec, Numbers &numbers, Context &context) 
                     const double weight = std::exp(logits[static_cast<size_t>(t)] - top);
                     const float *value = values.data() + static_cast<ptrdiff_t>(t) * g.channels;
                     sum += weight;
-                    for (size_t c = 0; c < truth.size(); ++c) truth[c] += weight * double(value[c]);
+                    for (size_t c = 0; c < truth.size(); ++c)
+                        truth[c] += weight * double(value[c]);
                 }
                 double length = 0, off_exact = 0, off_fast = 0;
                 for (size_t c = 0; c < truth.size(); ++c) {
