@@ -365,6 +365,54 @@ TEST_CASE("plan and create: a head without a factor of two has no rotated format
     refuse(setup.desc(), SKERRY_ERROR_UNSUPPORTED, {SKERRY_SUBJECT_FORMAT, SKERRY_SUBJECT_KEY_DIM}, 1);
 }
 
+TEST_CASE("plan: what was left open is chosen, and can be read (P007, P021, P139)") {
+    const Context context = make_context();
+    Setup setup;
+    setup.layers = layers_of(1, 2, 4, 64, 64);
+    setup.policy.kind = SKERRY_POLICY_QEVICT;
+    skerry_plan_info info = plan_of(context.get(), setup);
+    CHECK(info.store_dtype == SKERRY_DTYPE_F16);
+    CHECK(info.max_sequences == 1);
+    CHECK(info.max_step_tokens == 256);
+    CHECK(info.staging_tokens == 256);
+    CHECK(info.budget_bytes == UINT64_MAX);
+    CHECK(info.window_tokens == 16);
+    CHECK(info.sink_tokens == 4);
+    CHECK(info.recent_tokens == 32);
+    CHECK(info.period_tokens == 16);
+    CHECK(info.score_queries == 32);
+    CHECK(info.key_format == SKERRY_FORMAT_R3); // keys in more bits than values
+    CHECK(info.value_format == SKERRY_FORMAT_R2);
+    CHECK(info.hysteresis_ppm == 1200000);
+    CHECK(info.max_moves_ppm == 125000);
+    CHECK(info.exact_attend == 0);
+    setup.cache.flags = SKERRY_CACHE_EXACT_ATTEND;
+    CHECK(plan_of(context.get(), setup).exact_attend == 1);
+
+    setup.policy.fidelity = SKERRY_FIDELITY_PAPER;
+    setup.layers[0].rotary_dims = 64;
+    setup.budget.length_tokens = 1000;
+    info = plan_of(context.get(), setup);
+    CHECK(info.window_tokens == 8);
+    CHECK(info.sink_tokens == 5);
+    CHECK(info.recent_tokens == 32);
+    CHECK(info.period_tokens == 8);
+    CHECK(info.score == SKERRY_SCORE_CUMULATIVE);
+    CHECK(info.selection == SKERRY_SELECTION_PER_LAYER);
+    CHECK(info.key_format == SKERRY_FORMAT_C2);
+    CHECK(info.value_format == SKERRY_FORMAT_C2);
+    CHECK(info.quantised_share_ppm == 700000);
+
+    Setup none = setup;
+    none.policy = make<skerry_policy_desc>();
+    none.policy.kind = SKERRY_POLICY_STREAMING;
+    none.policy.sink_tokens = SKERRY_NONE_TOKENS;
+    CHECK(plan_of(context.get(), none).sink_tokens == 0);
+    // What attend really uses follows what was switched off.
+    const Context plain_cpp = make_context(0u, UINT32_MAX);
+    CHECK(plan_of(plain_cpp.get(), setup).cpu_features == 0);
+}
+
 TEST_CASE("budget: below the floor the minimum is named, and accepted to the byte (G8, P051, P055)") {
     const Context context = make_context();
     for (skerry_policy_kind kind : {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT}) {

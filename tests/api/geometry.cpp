@@ -1,5 +1,5 @@
 // Every legal geometry works against double precision over what the test itself handed in.
-// Holds G4, G6, P003, P016, P018, P019, P022-P026, P035, P037, P040, P057, P059, P063, P064, P142.
+// Holds G4, G6, P003, P016, P018, P019, P022, P023, P024, P025, P026, P035, P037, P040, P057, P059, P063, P064, P142.
 
 #include "oracle.hpp"
 
@@ -184,4 +184,25 @@ TEST_CASE("geometry: long sequences and long steps (P003, P018)") {
     c.max_step_tokens = 700;
     c.steps = {700, 700, 1, 699, 1};
     run_case(context.get(), c);
+}
+
+TEST_CASE("geometry: more than 65,536 tokens in f16 (P003)") {
+    const Context context = make_context();
+    Setup setup = small_setup(SKERRY_POLICY_FULL, layers_of(1, 1, 1, 8, 8));
+    setup.cache.store_dtype = SKERRY_DTYPE_F16;
+    setup.cache.max_step_tokens = 8192;
+    const Cache cache = make_cache(context.get(), setup);
+    Runner runner(cache.get(), setup.layers);
+    Stream stream{make_seq(cache.get()), History(11), 0};
+    StepOptions silent;
+    silent.attend = false;
+    for (int i = 0; i < 9; ++i)
+        grow(runner, stream, 8000, silent);
+    const Part part = stream.next(2);
+    grow(runner, stream, 2);
+    const Gathered seen = remember(stream.history, setup.layers[0], 0, 0, stream.length, SKERRY_DTYPE_F32, SKERRY_DTYPE_F16);
+    const Errors errors = compare(runner, 0, {seen}, 0, part);
+    CHECK(errors.out <= 1e-4);
+    CHECK(errors.lse <= 1e-4);
+    check_cache(cache.get());
 }
