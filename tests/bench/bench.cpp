@@ -8,7 +8,8 @@
 // Every time is compared with another one of the same round, taken a moment before or after, and the median over rounds is reported.
 // Between two measurements the read probe streams 160 MB, so no cache is warm when its turn comes. A sample during which a thread of
 // this process waited for a processor is left out. Where fewer than five remain, on a machine that others keep busy, the figure is the
-// time that the threads ran over their number: what it would have taken undisturbed, but for the memory's bandwidth.
+// time that the threads ran over their number, the serial part counted once: what it would have taken undisturbed, but for what two
+// threads lose by sharing the memory.
 
 #include <skerry/skerry.h>
 
@@ -356,12 +357,28 @@ struct Host {
     }
 };
 
+// Runs the library's parallel loops on the calling thread and counts the time in them: the rest of a call is serial.
+struct Loops {
+    double seconds = 0;
+    static int32_t run(void *user, skerry_task_fn task_fn, void *task, int32_t count) {
+        const double start = thread_seconds();
+        for (int32_t i = 0; i < count; ++i)
+            task_fn(task, i);
+        static_cast<Loops *>(user)->seconds += thread_seconds() - start;
+        return 0;
+    }
+};
+
 struct Context {
     Host host;
     skerry_context *handle = nullptr;
-    explicit Context(int32_t workers, bool hooked) {
+    explicit Context(int32_t workers, bool counts_bytes = false, Loops *loops = nullptr) {
         skerry_context_desc desc = make<skerry_context_desc>();
-        if (hooked) desc.allocator = {&host, Host::alloc, Host::release};
+        if (counts_bytes) desc.allocator = {&host, Host::alloc, Host::release};
+        if (loops != nullptr) {
+            desc.parallel_for = Loops::run;
+            desc.parallel_user = loops;
+        }
         desc.worker_count = static_cast<uint32_t>(workers);
         check(skerry_context_create(&desc, &handle, &error), "context");
     }
@@ -557,13 +574,54 @@ CacheSpec mixed_spec() {
 struct Timing {
     Cache *cache;
     uint32_t tiers, flags;
+    double serial; // seconds that no second thread can take over
     Series seconds;
     Sample last;
 };
 
+// What stays of the time that threads ran when they share the work, but for the serial part.
+double shared_between_threads(double ran, double serial) { return serial + (ran - serial) / threads; }
+
+struct Serial {
+    double attend = 0;                    // seconds outside parallel loops
+    double event_ran = 0, event_tail = 0; // of a commit with an event: all, and outside parallel loops
+};
+
+Serial serial_part(Probe &probe, const CacheSpec &spec, Numbers &numbers) {
+    Loops loops;
+    const Context context(0, false, &loops);
+    Cache cache(context, spec, numbers);
+    cache.read_prompt(options.tokens);
+    std::vector<double> attend, ran, tail;
+    const auto outside = [&](double *all, auto &&work) {
+        loops.seconds = 0;
+        const double start = thread_seconds();
+        work();
+        *all = thread_seconds() - start;
+        return *all - loops.seconds;
+    };
+    for (int32_t i = 0; i < 16 * 4; ++i) {
+        const bool event = cache.info().next_event_position == cache.info().length_tokens + 1;
+        cache.begin(1);
+        cache.append(0);
+        if (i % 8 == 0) probe.run();
+        double all = 0;
+        const double alone = outside(&all, [&] { cache.attend(0, 0, 0); });
+        if (i % 8 == 0) attend.push_back(alone);
+        const double rest = outside(&all, [&] { cache.commit(); });
+        if (!event) continue;
+        ran.push_back(all);
+        tail.push_back(rest);
+    }
+    return {median(attend), median(ran), median(tail)};
+}
+
 void attend_rows(Probe &probe, double *probe_bytes_per_second) {
-    const Context context(threads - 1, false);
+    const Context context(threads - 1);
     Numbers numbers{Geometry{}};
+    const Serial f16_serial = serial_part(probe, full_spec(), numbers);
+    const Serial r_serial = serial_part(probe, quantised_spec(SKERRY_FORMAT_R2, SKERRY_FORMAT_R2), numbers);
+    const Serial mixed_serial = serial_part(probe, mixed_spec(), numbers);
     const auto built = [&](const CacheSpec &spec) {
         auto cache = std::make_unique<Cache>(context, spec, numbers);
         cache->read_prompt(options.tokens);
@@ -578,15 +636,15 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
 
     // Without scores where only bytes and formats are compared: the full policy keeps none.
     std::vector<Timing> timings = {
-        {f16.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {r2.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {r3r2.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {r4.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {r8.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {mixed.get(), 0, 0, {}, {}},
-        {mixed.get(), 0, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {mixed.get(), SKERRY_TIERS_FULL, SKERRY_ATTEND_NO_SCORE, {}, {}},
-        {mixed.get(), SKERRY_TIERS_QUANTISED, SKERRY_ATTEND_NO_SCORE, {}, {}},
+        {f16.get(), 0, SKERRY_ATTEND_NO_SCORE, f16_serial.attend, {}, {}},
+        {r2.get(), 0, SKERRY_ATTEND_NO_SCORE, r_serial.attend, {}, {}},
+        {r3r2.get(), 0, SKERRY_ATTEND_NO_SCORE, r_serial.attend, {}, {}},
+        {r4.get(), 0, SKERRY_ATTEND_NO_SCORE, r_serial.attend, {}, {}},
+        {r8.get(), 0, SKERRY_ATTEND_NO_SCORE, r_serial.attend, {}, {}},
+        {mixed.get(), 0, 0, mixed_serial.attend, {}, {}},
+        {mixed.get(), 0, SKERRY_ATTEND_NO_SCORE, mixed_serial.attend, {}, {}},
+        {mixed.get(), SKERRY_TIERS_FULL, SKERRY_ATTEND_NO_SCORE, mixed_serial.attend, {}, {}},
+        {mixed.get(), SKERRY_TIERS_QUANTISED, SKERRY_ATTEND_NO_SCORE, mixed_serial.attend, {}, {}},
     };
     enum { is_f16, is_r2, is_r3r2, is_r4, is_r8, is_mixed, is_mixed_unscored, is_full_tier, is_quantised_tier };
     Series probes, f16_to_probe, mixed_to_sum, score_overhead, append_cold;
@@ -612,6 +670,7 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
             }
             rest(options.rest_us);
             timing.last = measure(threads, [&] { timing.cache->attend(0, timing.tiers, timing.flags); });
+            timing.last.busy = shared_between_threads(threads * timing.last.busy, timing.serial);
             if (closes) timing.cache->commit();
             if (opens && closes) bytes[timing.cache] = static_cast<double>(timing.cache->counters().attended_bytes - read);
             if (i == is_f16) beside = before;
@@ -642,6 +701,7 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
                    faster[static_cast<size_t>(which)].clean()});
     };
     speed("attend.r2.vs_f16", is_r2, Gate::at_least);
+    print_row({"attend.r2.serial", 1e6 * r_serial.attend, "us", r_serial.attend / seconds(is_r2), "attend.r2"});
     speed("attend.r3r2", is_r3r2, Gate::none);
     speed("attend.r4", is_r4, Gate::none);
     speed("attend.r8", is_r8, Gate::none);
@@ -663,15 +723,17 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
         mixed->begin(1);
         mixed->append(0);
         mixed->attend(0, 0, 0);
-        const Sample commit = measure(1, [&] { mixed->commit(); });
         if (position + 1 != due) {
-            without.add(commit);
+            without.add(measure(1, [&] { mixed->commit(); }));
             continue;
         }
+        Sample commit = measure(threads, [&] { mixed->commit(); });
+        commit.busy = shared_between_threads(mixed_serial.event_ran, mixed_serial.event_tail);
         ++events;
         f16->begin(1);
         f16->append(0);
-        const Sample full = measure(threads, [&] { f16->attend(0, 0, 0); });
+        Sample full = measure(threads, [&] { f16->attend(0, 0, 0); });
+        full.busy = shared_between_threads(threads * full.busy, f16_serial.attend);
         f16->commit();
         if (events == 1) continue; // the state that the rounds above left
         with.add(commit);
@@ -685,7 +747,7 @@ void attend_rows(Probe &probe, double *probe_bytes_per_second) {
 // ---- append ----
 
 void append_rows() {
-    const Context context(0, false);
+    const Context context(0);
     CacheSpec spec = full_spec();
     spec.geometry.layers = 32;
     Numbers numbers(spec.geometry, 256);
@@ -727,7 +789,7 @@ struct Ledger {
 };
 
 void ledger_rows() {
-    const Context context(0, false);
+    const Context context(0);
     CacheSpec spec;
     spec.geometry = {1, 2, 4, 64};
     std::vector<float> frequencies;
@@ -939,7 +1001,7 @@ RowErrors row_errors(const CacheSpec &spec, Numbers &numbers, Context &context) 
 }
 
 void error_rows() {
-    Context context(threads - 1, false);
+    Context context(threads - 1);
     const Geometry geometry{1, 2, 8, dim};
     Numbers numbers(geometry);
     CacheSpec full = full_spec();
@@ -1006,7 +1068,7 @@ int main(int argc, char **argv) {
 
     std::string device, features;
     {
-        const Context context(threads - 1, false);
+        const Context context(threads - 1);
         skerry_device_info info = make<skerry_device_info>();
         check(skerry_context_get_device(context.handle, 0, &info, &error), "device");
         device = info.name;

@@ -133,7 +133,7 @@ def main():
         print(f"read probe {about['probe_read_gbps']:.1f} GB/s with {about['threads']} threads; {about['device']}; "
               f"{100 * about['undisturbed_samples']:.0f} % of the samples undisturbed")
     if any(r["samples"] is not None and r["samples"] < FEW_SAMPLES for r in results):
-        print("~ the machine is busy: processor time over threads, not time on the clock")
+        print("~ the machine is busy: what the threads ran over their number, not time on the clock")
     if given.json:
         document = {"machine": {**host, **{k: about[k] for k in about if k != "probe_read_gbps"}},
                     "probe_read_gbps": about.get("probe_read_gbps"), "results": results}
