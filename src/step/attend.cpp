@@ -322,6 +322,7 @@ Status check_layer(skerry_step *step, int32_t layer, skerry_error *error) {
         return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_PARALLEL_FOR, layer, 0, 0,
                     "a parallel loop failed in layer %d: the step can only be aborted", layer);
     }
+    name_layer(step, layer);
     return SKERRY_OK;
 }
 

@@ -177,6 +177,8 @@ void lane_release(skerry_cache *cache, LaneTables &tables, int32_t layer, Lane &
 // The pool bytes of one window (or the sinks) as it is stored now, dormant record included.
 uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, int32_t layer, const Lane &lane, const WindowSpan &span);
 
+// Tells the host that a layer is named for the first time in the step.
+void name_layer(skerry_step *step, int32_t layer);
 // The first event position after `position`, as seen from a sequence in the open step; INT64_MAX: none.
 int64_t event_after(const skerry_step *step, const Sequence *seq, int64_t position);
 

@@ -83,14 +83,14 @@ uint64_t scratch_for(const skerry_cache *cache, const Buffer<StepSequence> &seqs
     return bytes;
 }
 
-void call_before_layer(skerry_step *step, int32_t layer) {
+} // namespace
+
+void name_layer(skerry_step *step, int32_t layer) {
     uint8_t &state = step->layers[static_cast<size_t>(layer)];
     if ((state & layer_named) != 0) return;
     state |= layer_named;
     if (step->cache->callbacks.before_layer != nullptr) step->cache->callbacks.before_layer(step->cache->callbacks.user, layer);
 }
-
-} // namespace
 
 int64_t event_after(const skerry_step *step, const Sequence *seq, int64_t position) {
     const PolicyConfig &p = step->cache->policy();
@@ -297,7 +297,7 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
             bad_values += bad_keys + bad_here;
         }
     }
-    call_before_layer(step, index);
+    name_layer(step, index);
 
     constexpr int32_t batch = r_tile_tokens;
     // Rows pass through the step's scratch only where they are not plain f32 already.
