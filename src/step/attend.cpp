@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -10,12 +11,14 @@ namespace skerry {
 
 namespace {
 
-// exp for x <= 0, the same on every machine and in a form that compilers vectorise; relative error below 3e-7. Masses only.
+// exp for x <= 0, the same on every machine and in a form that compilers vectorise; relative error below 3e-6. Masses only.
 inline float exp_mass(float x) {
-    x = std::max(x, -87.0f);
+    x = x > -87.0f ? x : -87.0f; // also for NaN
+    x = x < 0.0f ? x : 0.0f;
     const float scaled = x * 1.44269504f;
-    const float whole = std::floor(scaled);
-    const float f = (scaled - whole) * 0.693147181f;
+    int32_t whole = static_cast<int32_t>(scaled); // towards zero, and never above 0: one lower is the floor, give or take the exact ones
+    whole -= static_cast<float>(whole) > scaled ? 1 : 0;
+    const float f = (scaled - static_cast<float>(whole)) * 0.693147181f;
     float p = 1.0f / 5040;
     p = p * f + 1.0f / 720;
     p = p * f + 1.0f / 120;
@@ -24,10 +27,7 @@ inline float exp_mass(float x) {
     p = p * f + 0.5f;
     p = p * f + 1.0f;
     p = p * f + 1.0f;
-    const int32_t bits = (static_cast<int32_t>(whole) + 127) << 23;
-    float power = 0;
-    std::memcpy(&power, &bits, sizeof power);
-    return p * power;
+    return p * std::bit_cast<float>((whole + 127) << 23);
 }
 
 // Scratch of the tasks that run at once. More tasks than places can only come from a host with many threads: they wait.
@@ -65,12 +65,26 @@ struct AttendCall {
     bool has_lse;
     const float *sink_logits;
     bool scores;
-    int64_t bad_queries;
+    int64_t bad_queries = 0;
 };
 
-uint64_t tile_bytes_read(const PolicyConfig &p, const LayerGeometry &layer, const skerry_tile &tile) {
-    return part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group) +
-           part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group);
+// Bytes of the parts that attention to these tiers reads. Neighbours mostly share a format.
+uint64_t lane_bytes_read(const PolicyConfig &p, const LayerGeometry &layer, const skerry_tile *tiles, uint32_t count, uint32_t tiers) {
+    uint64_t sum = 0;
+    uint32_t format = 0;
+    uint64_t bytes = 0;
+    for (uint32_t t = 0; t < count; ++t) {
+        const skerry_tile &tile = tiles[t];
+        if (((tiers >> tile.tier) & 1u) == 0) continue;
+        const uint32_t key = uint32_t{tile.key_format} | uint32_t{tile.value_format} << 8 | uint32_t{tile.capacity} << 16;
+        if (key != format) {
+            format = key;
+            bytes = part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group) +
+                    part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group);
+        }
+        sum += bytes;
+    }
+    return sum;
 }
 
 void decode_epochs(const Sequence *seq, const Lane &lane, const LayerGeometry &layer, skerry_epoch *epochs, float *floats) {
@@ -82,12 +96,38 @@ void decode_epochs(const Sequence *seq, const Lane &lane, const LayerGeometry &l
     }
 }
 
+// tile_sum[tile][head] becomes the probability mass of the tile: relative to the head's log-sum-exp instead of to tile_max.
+void normalise_masses(float *tile_sum, const float *tile_max, const float *lse, size_t heads, size_t tiles) {
+    // The log-sum-exps, repeated so that the inner loop is long enough for vectors.
+    constexpr size_t width = 64;
+    float repeated[width];
+    const size_t tiles_each = heads <= width ? width / heads : 0;
+    if (tiles_each == 0) {
+        for (size_t t = 0; t < tiles; ++t) {
+            for (size_t h = 0; h < heads; ++h)
+                tile_sum[t * heads + h] *= exp_mass(tile_max[t * heads + h] - lse[h]);
+        }
+        return;
+    }
+    const size_t block = tiles_each * heads;
+    for (size_t i = 0; i < block; ++i)
+        repeated[i] = lse[i % heads];
+    for (size_t begin = 0; begin < tiles * heads; begin += block) {
+        const size_t count = std::min(block, tiles * heads - begin);
+        float *sum = tile_sum + begin;
+        const float *max = tile_max + begin;
+        for (size_t i = 0; i < count; ++i)
+            sum[i] *= exp_mass(max[i] - repeated[i]);
+    }
+}
+
 // Masses of the rows on each window of one lane, into pending; rows in position order. Also the mass on quantised windows.
 void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t rows, const float *lse, const float *tile_max,
-                const float *tile_sum, int64_t *quantised) {
+                float *tile_sum, int64_t *quantised) {
     const PolicyConfig &p = call.cache->policy();
-    const int32_t group = call.layer->group;
-    const int32_t heads = rows * group;
+    const size_t group = static_cast<size_t>(call.layer->group);
+    const size_t heads = static_cast<size_t>(rows) * group;
+    normalise_masses(tile_sum, tile_max, lse, heads, lane.tiles);
     const skerry_tile *tiles = seq->tiles(lane);
     int64_t *pending = seq->pending.data() + lane.offset;
     const float share = 1.0f / static_cast<float>(group);
@@ -95,18 +135,14 @@ void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t
     for (uint32_t t = 0; t < lane.tiles;) {
         const WindowSpan span = window_at(p, tiles, t, lane.tiles);
         int64_t sum = pending[t];
-        for (int32_t r = 0; r < rows; ++r) {
+        for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
             float mass = 0;
             for (uint32_t k = span.begin; k < span.end; ++k) {
-                const float *max = tile_max + static_cast<size_t>(k) * static_cast<size_t>(heads) + r * group;
-                const float *weight = tile_sum + static_cast<size_t>(k) * static_cast<size_t>(heads) + r * group;
-                float here = 0;
-                for (int32_t g = 0; g < group; ++g) {
-                    if (weight[g] > 0) here += weight[g] * exp_mass(std::min(max[g] - lse[r * group + g], 0.0f));
-                }
-                mass += here;
+                const float *here = tile_sum + k * heads + r * group;
+                for (size_t g = 0; g < group; ++g)
+                    mass += here[g];
             }
-            if (mass == 0) continue;
+            if (!(mass > 0)) continue;
             const int64_t fixed = to_mass(static_cast<double>(mass * share));
             sum = score_combine(call.cache->scores, sum, fixed);
             if (tiles[t].tier == SKERRY_TIER_QUANTISED) on_records = add_mass(on_records, fixed);
@@ -176,7 +212,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
 
     for (int32_t first = 0; first < layer.kv_heads; first += batch) {
         const int32_t count = std::min(batch, layer.kv_heads - first);
-        for (int32_t i = 0; i < count; ++i) {
+        std::atomic<uint64_t> bytes_read{0};
+        const auto prepare = [&](int32_t i) {
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const int32_t h = first + i;
             float *queries = reinterpret_cast<float *>(base + offsets.queries);
@@ -187,9 +224,12 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
                     if (call.bad_queries != 0) zero_unstorable(row_queries, layer.key_dim, SKERRY_DTYPE_F32);
                 }
             }
-            decode_epochs(seq, seq->lane(layer.lane + h), layer, reinterpret_cast<skerry_epoch *>(base + offsets.epochs),
+            const Lane &lane = seq->lane(layer.lane + h);
+            decode_epochs(seq, lane, layer, reinterpret_cast<skerry_epoch *>(base + offsets.epochs),
                           reinterpret_cast<float *>(base + offsets.epoch_floats));
-        }
+            bytes_read.fetch_add(lane_bytes_read(p, layer, seq->tiles(lane), lane.tiles, call.params.tiers), std::memory_order_relaxed);
+        };
+        if (const Status status = cache->context->workers.run(count, prepare); status < 0) return status;
         const auto run = [&](int32_t task_index) {
             const int32_t i = task_index / splits;
             const int32_t split = task_index % splits;
@@ -236,12 +276,13 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             const Lane &lane = seq->lane(layer.lane + first + i);
             int64_t quantised = 0;
             add_masses(call, seq, lane, rows, reinterpret_cast<const float *>(base + offsets.lse),
-                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<const float *>(base + offsets.tile_sum),
+                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<float *>(base + offsets.tile_sum),
                        &quantised);
             std::memcpy(base + offsets.max, &quantised, sizeof quantised);
         };
         if (states && cache->context->workers.run(count, score) < 0) return SKERRY_ERROR_INTERNAL;
         LayerState &state = seq->layers[static_cast<size_t>(layer.source)];
+        call.step->counters.attended_bytes += bytes_read.load(std::memory_order_relaxed);
         for (int32_t i = 0; i < count; ++i) {
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const int32_t h = first + i;
@@ -254,10 +295,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
                     if (call.has_lse) write_row(call.lse, query_row + r, head, 1, lse + r * group + g);
                 }
             }
-            const Lane &lane = seq->lane(layer.lane + h);
-            for (uint32_t t = 0; t < lane.tiles; ++t)
-                call.step->counters.attended_bytes += tile_bytes_read(p, layer, seq->tiles(lane)[t]);
             if (!states) continue;
+            const Lane &lane = seq->lane(layer.lane + h);
             int64_t quantised = 0;
             std::memcpy(&quantised, base + offsets.max, sizeof quantised);
             state.mass_quantised += static_cast<uint64_t>(quantised);
@@ -571,7 +610,7 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
                 cache->kernels().attend(&call.params, &task);
             }
             add_masses(call, seq, own, rows, desc.merged_lse + static_cast<ptrdiff_t>(row) * layer.group,
-                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<const float *>(base + offsets.tile_sum),
+                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<float *>(base + offsets.tile_sum),
                        &quantised);
         }
         if (desc.queries != nullptr && p.uses_epochs()) {
