@@ -1,5 +1,5 @@
 // Every legal geometry works against double precision over what the test itself handed in.
-// Holds G4, G6, P003, P016, P018, P019, P022, P023, P024, P025, P026, P035, P037, P040, P057, P059, P063, P064, P142.
+// Holds G4, G6, P003, P058, P016, P018, P019, P022, P023, P024, P025, P026, P035, P037, P040, P057, P059, P063, P064, P142.
 
 #include "oracle.hpp"
 
@@ -150,6 +150,32 @@ TEST_CASE("geometry: a sliding layer holds no more than its window and one step 
         if (i > 6) CHECK(memory.used_bytes <= bound + 64 * 2 * 16 * 4);
     }
     CHECK(bound > 0);
+}
+
+TEST_CASE("geometry: a window longer than any sequence is no window (P058)") {
+    const Context context = make_context();
+    for (skerry_policy_kind kind : {SKERRY_POLICY_FULL, SKERRY_POLICY_QEVICT}) {
+        for (int window : {INT32_MAX, INT32_MAX - 600, 1 << 20}) {
+            CAPTURE(kind);
+            CAPTURE(window);
+            Setup none = small_setup(kind, layers_of(1, 1, 2, 16, 8));
+            none.policy.quantised_share_ppm = 1000000;
+            none.cache.max_step_tokens = 700;
+            none.budget.length_tokens = 800;
+            if (kind == SKERRY_POLICY_QEVICT) none.budget.share_ppm = 250000;
+            Setup wide = none;
+            wide.layers[0].window = window;
+            const skerry_plan_info a = plan_of(context.get(), none), b = plan_of(context.get(), wide);
+            CHECK(same_bytes(&a, &b, sizeof(a)));
+            const Cache first = make_cache(context.get(), none), second = make_cache(context.get(), wide);
+            Runner x(first.get(), none.layers), y(second.get(), wide.layers);
+            Stream s{make_seq(first.get()), History(2), 0}, t{make_seq(second.get()), History(2), 0};
+            grow(x, s, 700);
+            grow(y, t, 700);
+            CHECK(x.outs == y.outs);
+            CHECK(fingerprint_of(first.get(), s.seq) == fingerprint_of(second.get(), t.seq));
+        }
+    }
 }
 
 TEST_CASE("geometry: shared layers read what the lower one stores (P142)") {

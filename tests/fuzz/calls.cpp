@@ -402,7 +402,7 @@ struct Program {
                 x = static_cast<float>(in.byte()) / 255.0f;
             if (in.one_in(10) && !a.empty()) a[0] = in.value();
             desc.masses = a.data();
-            desc.token_count = tokens + (in.one_in(12) ? in.number(-1, 1) : 0);
+            desc.token_count = in.one_in(12) ? in.number(0, 200) : tokens;
             (void)call([&] { return skerry_step_observe(step, &desc, &error); });
             break;
         }
