@@ -246,7 +246,10 @@ struct Program {
         policy.max_moves_ppm = in.one_in(3) ? 1000000 : 0;
         skerry_budget_desc budget = make<skerry_budget_desc>();
         budget.length_tokens = paper || in.one_in(2) ? 300 : 0;
+        if (in.one_in(12)) budget.length_tokens = in.one_in(2) ? int64_t{in.number(1, 255)} << in.below(40) : in.number(0, 255);
         if (in.one_in(2)) budget.exact_bytes = in.word() % 50000;
+        if (in.one_in(8)) budget.full_bytes = in.word() % 20000;
+        if (in.one_in(8)) budget.quantised_bytes = in.word() % 20000;
         skerry_cache_desc desc = make<skerry_cache_desc>();
         desc.layers = pointers.data();
         desc.layer_count = count;
@@ -459,7 +462,8 @@ struct Program {
         case 5: {
             skerry_budget_desc budget = make<skerry_budget_desc>();
             budget.bytes = in.word() % 60000;
-            budget.length_tokens = in.one_in(2) ? 300 : 0;
+            budget.length_tokens = in.one_in(8) ? in.number(0, 255) : in.one_in(2) ? 300 : 0;
+            if (in.one_in(8)) budget.full_bytes = in.word() % 20000;
             budget.exact_bytes = in.one_in(2) ? in.word() % 50000 : 0;
             if (in.one_in(8)) budget.share_ppm = in.word() % 1200000;
             (void)call([&] { return skerry_cache_set_budget(cache, &budget, &error); });
