@@ -120,7 +120,7 @@ enum {
 
 enum {
     SKERRY_POLICY_KEEP_EXACT = 1u << 0, /* a demoted window's exact tokens stay in host memory while `exact_bytes` has room */
-    SKERRY_POLICY_ONE_WAY    = 1u << 1, /* no promotion */
+    SKERRY_POLICY_ONE_WAY    = 1u << 1, /* no promotion; in production there is none without KEEP_EXACT: it would bring nothing back */
     SKERRY_POLICY_EVICT_FIRST = 1u << 2 /* paper fidelity: an event counts the tokens before the step's own (qevict.md 3.4) */
 };
 
@@ -145,7 +145,7 @@ typedef struct skerry_policy_desc {
     skerry_format      key_format;           /* of the quantised tier: production R3, paper C2 */
     skerry_format      value_format;         /* production R2, paper C2 */
     int32_t            value_group;          /* C2, C4: channels that share a value scale; 0: all */
-    uint32_t           quantised_share_ppm;  /* of the history's bytes; paper 700000. Above 1000000: refused */
+    uint32_t           quantised_share_ppm;  /* of the history's bytes; paper 700000, production 1000000; at most that */
     uint32_t           hysteresis_ppm;       /* production: a resident keeps its tier unless beaten by this factor; 1200000 */
     uint32_t           max_moves_ppm;        /* production: windows of one KV head that may move at an event; 125000 */
     uint32_t           reserved;
@@ -159,7 +159,7 @@ typedef struct skerry_budget_desc {
     uint64_t bytes;           /* 0: from share_ppm */
     uint32_t share_ppm;       /* of the bytes of a full cache of length_tokens per sequence, in the store dtype */
     uint32_t reserved;
-    int64_t  length_tokens;   /* the length the budget is meant for, generation included; 0: unknown */
+    int64_t  length_tokens;   /* the length the budget is meant for, generation included; 0: unknown (paper fidelity needs it) */
     uint64_t full_bytes;      /* limit of the full tier's history windows; 0: none */
     uint64_t quantised_bytes; /* limit of the quantised tier; 0: none */
     uint64_t exact_bytes;     /* host memory for exact copies (SKERRY_POLICY_KEEP_EXACT); its own limit, on top of `bytes` */

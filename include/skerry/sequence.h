@@ -42,7 +42,8 @@ SKERRY_API skerry_status skerry_seq_create(skerry_cache *cache, skerry_seq *out,
 SKERRY_API skerry_status skerry_seq_drop(skerry_cache *cache, skerry_seq seq, skerry_error *error);
 
 /* Opens a sequence that continues `parent` from `length_tokens` (-1: all of it). Bytes are shared until one side changes
- * them; a shared record is never altered in place. The length must be one that skerry_seq_truncate would accept.
+ * them; a shared record is never altered in place, and a window that is still open is copied.
+ * The length must be one that skerry_seq_truncate would accept.
  * Errors:  STALE_ID, ARGUMENT, TIER_FULL, OUT_OF_MEMORY, STATE
  * Threads: one at a time per cache
  * Since:   0.1 */

@@ -140,7 +140,9 @@ SKERRY_API skerry_status skerry_step_observe(skerry_step *step, const skerry_obs
 SKERRY_API skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, int32_t count,
                                                skerry_error *error);
 
-/* Makes the step part of its sequences and runs the routing events that are due. Every layer that stores must have been appended;
+/* Makes the step part of its sequences and runs the routing events that are due. (Paper fidelity: the
+ * published event before decode step t runs when the token before it is committed, with the next token counted in.)
+ * Every layer that stores must have been appended;
  * else SKERRY_ERROR_STATE and the step stays open. The handle is gone afterwards on success.
  * Threads: one at a time per cache
  * Since:   0.1 */

@@ -90,7 +90,7 @@ int32_t epoch_count(const CachePlan &plan, const LayerGeometry &layer, int64_t h
     // Without a budget or a length: enough for 16 K tokens; beyond that the last epoch is stretched.
     int64_t tokens = plan.bounded ? history_windows * plan.policy.window * 2 : 64 * limits::epoch_tokens;
     if (plan.length_tokens > 0) tokens = std::min<int64_t>(plan.length_tokens, limits::max_position);
-    if (layer.sliding_window > 0) tokens = std::min<int64_t>(tokens, layer.sliding_window + 2 * limits::epoch_tokens);
+    if (layer.sliding_window > 0) tokens = std::min<int64_t>(tokens, int64_t{layer.sliding_window} + 2 * limits::epoch_tokens);
     return static_cast<int32_t>(std::min<int64_t>(ceil_div(std::max<int64_t>(tokens, 1), limits::epoch_tokens) + 1, 65535));
 }
 

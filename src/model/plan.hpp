@@ -106,7 +106,7 @@ uint64_t entry_table_bytes(const PolicyConfig &policy);
 uint64_t lane_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer, int32_t epochs);
 uint32_t epoch_table_bytes(const LayerGeometry &layer);
 inline constexpr uint64_t lane_state_bytes = 48;
-inline constexpr uint64_t layer_state_bytes = 104;
+inline constexpr uint64_t layer_state_bytes = 112;
 inline constexpr uint64_t sequence_state_bytes = 944;
 // The pool's own bytes per slot: a reference count.
 inline constexpr uint64_t slot_overhead_bytes = 2;

@@ -45,6 +45,7 @@ struct EpochHead {
 struct LayerState {
     int64_t routed = 0;         // position of the last event that ran
     int64_t routed_windows = 0; // windows that had left the recent region then
+    int64_t let_go = 0;          // tokens seen when a sliding window last let windows go
     int64_t scored_from = 0;    // position of the first scored query; scores are empty while scored == 0
     uint64_t scored = 0;        // queries scored
     uint64_t scored_at_event = 0;

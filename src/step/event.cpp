@@ -754,6 +754,7 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
     const double missed = fmm_online_event(&state.missed_state, staying, dropped, fresh);
     state.missed += (missed - state.missed) / static_cast<double>(state.events);
     state.routed_windows = std::max(state.routed_windows, event.evictable);
+    state.let_go = std::max(state.let_go, length);
     state.scored_at_event = state.scored;
 }
 

@@ -323,13 +323,21 @@ void sequence_destroy(skerry_cache *cache, Sequence *seq) {
 
 namespace {
 
-// Smallest legal length once the complete run of every lane starts at `raised` or later, with `length` tokens.
-template <class Raise>
-int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t length, Raise &&raise) {
+// First position that a sliding window has not let go of, `length` tokens being seen; 0: none is gone.
+int64_t kept_from(const PolicyConfig &p, const LayerGeometry &layer, int64_t length) {
+    const int64_t windows = (length - layer.sliding_window + 1 - p.sinks) / p.window;
+    return layer.sliding_window == 0 || windows <= 0 ? 0 : p.sinks + windows * p.window;
+}
+
+// Smallest legal length once every lane's complete run starts at `from` or later, with `length` tokens, when sliding windows will have let
+// go as of `seen` tokens (-1: as they have by now).
+int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t from, int64_t length, int64_t seen) {
+    const PolicyConfig &p = cache->policy();
     int64_t lowest = 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
+        const int64_t kept = kept_from(p, layer, std::max(seen, seq->layers[i].let_go));
         for (int32_t h = 0; h < layer.kv_heads; ++h) {
             const Lane &lane = seq->lane(layer.lane + h);
             const skerry_tile *tiles = seq->tiles(lane);
@@ -339,10 +347,10 @@ int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t le
                 if (tile.first + tile.count != first || !is_full_format(tile.key_format) || (tile.flags & tile_recovered) != 0) break;
                 first = tile.first;
             }
-            first = raise(layer, first);
-            // A sliding window needs what its next query sees.
-            lowest = std::max(
-                lowest, first == 0 || layer.sliding_window == 0 ? first : std::min<int64_t>(first + layer.sliding_window - 1, length));
+            // Where nothing is routed only a sliding window makes gaps.
+            lowest = std::max(lowest, p.routes() || layer.sliding_window == 0 ? std::max(first, from) : int64_t{0});
+            // What the next query sees must not have been let go.
+            if (kept > 0) lowest = std::max(lowest, std::min<int64_t>(kept + layer.sliding_window - 1, length));
         }
     }
     return lowest;
@@ -350,9 +358,7 @@ int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t le
 
 } // namespace
 
-int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq) {
-    return lowest_length(cache, seq, seq->length, [](const LayerGeometry &, int64_t first) { return first; });
-}
+int64_t sequence_lowest_truncate(const skerry_cache *cache, const Sequence *seq) { return lowest_length(cache, seq, 0, seq->length, -1); }
 
 bool sequence_can_truncate(const skerry_cache *cache, const Sequence *seq, int64_t length, int64_t ahead) {
     if (length == 0) return true;
@@ -365,15 +371,8 @@ bool sequence_can_truncate(const skerry_cache *cache, const Sequence *seq, int64
     // An event may move whatever has left the recent region by then.
     const int64_t routed = p.paper() ? std::max<int64_t>(0, (end + 1 - p.sinks + p.window - 1) / p.window - p.recent / p.window)
                                      : std::max<int64_t>(0, (end - p.sinks - p.recent) / p.window);
-    const int64_t lowest = lowest_length(cache, seq, end, [&](const LayerGeometry &layer, int64_t first) {
-        if (moves && routed > 0) first = std::max(first, p.sinks + routed * p.window);
-        if (layer.sliding_window > 0 && (moves || !p.routes())) {
-            const int64_t unseen = (end - layer.sliding_window + 1 - p.sinks) / p.window;
-            if (unseen > 0) first = std::max(first, p.sinks + unseen * p.window);
-        }
-        return first;
-    });
-    return length >= lowest;
+    const int64_t from = moves && routed > 0 ? p.sinks + routed * p.window : 0;
+    return length >= lowest_length(cache, seq, from, end, moves || !p.routes() ? end : -1);
 }
 
 namespace {

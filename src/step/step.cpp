@@ -392,6 +392,7 @@ void drop_unseen(skerry_cache *cache, Sequence *seq, int32_t index, int64_t leng
             ++cache->step.counters.evictions;
             end = span.end;
         }
+        seq->layers[static_cast<size_t>(index)].let_go = std::max(seq->layers[static_cast<size_t>(index)].let_go, length);
         if (end == begin) continue;
         std::memmove(tiles + begin, tiles + end, (lane.tiles - end) * sizeof(skerry_tile));
         lane.tiles -= end - begin;
