@@ -374,3 +374,43 @@ TEST_CASE("release: a cache with an open step and live sequences goes away whole
     CHECK(host.live_count() == 0);
     CHECK(host.mismatches() == 0);
 }
+
+TEST_CASE("truncate: what a sliding window has let go stays gone after a truncation (P065, P068)") {
+    const Context context = make_context();
+    Setup setup = small_setup(SKERRY_POLICY_FULL, layers_of(1, 1, 2, 16, 8));
+    setup.layers[0].window = 24;
+    const Cache cache = make_cache(context.get(), setup);
+    Runner runner(cache.get(), setup.layers);
+    Stream stream{make_seq(cache.get()), History(2), 0};
+    grow(runner, stream, 150);
+    const int64_t lowest = info_of(cache.get(), stream.seq).lowest_truncate;
+    CHECK(lowest > 100);
+    CHECK(lowest < 150);
+    REQUIRE(skerry_seq_truncate(cache.get(), stream.seq, lowest, nullptr) == SKERRY_OK);
+    CHECK(info_of(cache.get(), stream.seq).lowest_truncate == lowest);
+    CHECK(skerry_seq_truncate(cache.get(), stream.seq, lowest - 1, nullptr) == SKERRY_ERROR_ARGUMENT);
+    // Everything that the next query sees is there: its window's first token is.
+    int64_t first = lowest;
+    for (const skerry_range &range : ranges_of(cache.get(), stream.seq, 0, 0)) {
+        if (range.tier == SKERRY_TIER_EVICTED) first = range.end;
+    }
+    CHECK(first <= lowest - 24 + 1);
+}
+
+TEST_CASE("truncate: a sliding window that has let nothing go changes nothing (P065)") {
+    const Context context = make_context();
+    int64_t lowest[2] = {};
+    for (int wide = 0; wide < 2; ++wide) {
+        Setup setup = small_setup(SKERRY_POLICY_QEVICT, layers_of(1, 1, 2, 16, 8));
+        if (wide == 1) setup.layers[0].window = 1 << 20;
+        setup.budget.length_tokens = 800;
+        setup.budget.bytes = minimum_bytes(context.get(), setup) + 20000;
+        const Cache cache = make_cache(context.get(), setup);
+        Runner runner(cache.get(), setup.layers);
+        Stream stream{make_seq(cache.get()), History(2), 0};
+        for (int i = 0; i < 7; ++i) grow(runner, stream, 100);
+        lowest[wide] = info_of(cache.get(), stream.seq).lowest_truncate;
+    }
+    CHECK(lowest[0] == lowest[1]);
+    CHECK(lowest[0] < 700);
+}
