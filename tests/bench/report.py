@@ -18,7 +18,7 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FEW_SAMPLES = 5  # as in bench.cpp
-POLICIES = ("evict", "qevict", "qevict-paper")
+POLICIES = ("evict", "evict-last", "evict-cumulative", "qevict", "qevict-paper")
 
 
 def row(name, value, unit, ratio=None, of=None, gate=None, bound=None):
@@ -76,9 +76,10 @@ def quality_rows(texts):
             raise SystemExit("examples/run quality failed")
         kl = {mean["policy"]: mean["kl"] for mean in json.loads(out.read_text())["means"]}
     qevict = kl["qevict"]
+    best = min(value for name, value in kl.items() if name.startswith("evict"))
     return [row("quality.qevict.kl", qevict, "nats"),
             row("quality.qevict.vs_paper", qevict, "nats", qevict / kl["qevict-paper"], "KL of qevict-paper", "<=", 0.25),
-            row("quality.qevict.vs_evict", qevict, "nats", qevict / kl["evict"], "KL of evict", "<=", 0.4)]
+            row("quality.qevict.vs_evict", qevict, "nats", qevict / best, "KL of the best evict", "<=", 0.4)]
 
 
 def shown(number):
