@@ -126,7 +126,7 @@ def main():
         take(rss_rows(given.rss, ("full",) if given.smoke else ("full", "evict", "qevict")))
     if not given.quality:
         print("quality.*: not run; --quality runs them")
-    elif not (ROOT / ".venv" / "requirements.stamp").exists():
+    elif not (ROOT / ".venv" / "examples.stamp").exists():
         print("quality.*: not run; they need the .venv that examples/run makes")
     else:
         take(quality_rows(given.texts))

@@ -37,4 +37,8 @@ tap.check(document.get("machine") and document.get("probe_read_gbps", 0) > 0, "m
 # What does not depend on time holds in a short run too.
 for name in ["demote.again.bytes", "budget.over"] + [n for n in expected if n.startswith("error.")]:
     tap.check(rows.get(name, {}).get("ok") is True, name, [str(rows.get(name))])
+# The quality rows run where examples/run has made its environment, and its mark has one name in both.
+marks = [set(re.findall(r"\w+\.stamp", (here.parent.parent / place).read_text(encoding="utf-8")))
+         for place in ("examples/run", "tests/bench/report.py")]
+tap.check(marks[0] and marks[0] == marks[1], "the example's environment is known by its mark", [str(marks)])
 tap.end()
