@@ -4,6 +4,7 @@
 #include "oracle.hpp"
 
 #include <limits>
+#include <stdexcept>
 
 using namespace support;
 
@@ -665,13 +666,14 @@ TEST_CASE("commit: a missing layer is named, and the step goes on") {
 namespace {
 
 struct Loops {
-    enum class Fault { none, error, skip, first_only, twice } fault = Fault::none;
+    enum class Fault { none, error, skip, first_only, twice, thrown } fault = Fault::none;
     int calls = 0;
 
     static int32_t run(void *user, skerry_task_fn task_fn, void *task, int32_t count) {
         auto *self = static_cast<Loops *>(user);
         ++self->calls;
         for (int32_t i = count - 1; i >= 0; --i) {
+            if (self->fault == Fault::thrown && i == count / 2) throw std::runtime_error("the host's own");
             if (self->fault == Fault::skip && i == count / 2) continue;
             if (self->fault == Fault::first_only && i != 0) continue;
             task_fn(task, i);
@@ -683,7 +685,7 @@ struct Loops {
 
 } // namespace
 
-TEST_CASE("parallel_for: a host that fails, skips or repeats work spoils nothing (hooks.h, G11)") {
+TEST_CASE("parallel_for: a host that fails, throws, skips or repeats work spoils nothing (hooks.h, G11)") {
     Loops loops;
     skerry_context_desc context_desc = make<skerry_context_desc>();
     context_desc.parallel_for = Loops::run;
@@ -702,7 +704,8 @@ TEST_CASE("parallel_for: a host that fails, skips or repeats work spoils nothing
     const int before_faults = loops.calls;
     int refusals = 0;
     for (int round = 0; round < 12; ++round) {
-        for (Loops::Fault fault : {Loops::Fault::error, Loops::Fault::skip, Loops::Fault::first_only, Loops::Fault::twice}) {
+        for (Loops::Fault fault : {Loops::Fault::error, Loops::Fault::skip, Loops::Fault::first_only, Loops::Fault::twice,
+                                   Loops::Fault::thrown}) {
             CAPTURE(round);
             CAPTURE(static_cast<int>(fault));
             loops.fault = fault;
@@ -729,7 +732,7 @@ TEST_CASE("parallel_for: a host that fails, skips or repeats work spoils nothing
         CHECK(fingerprint_of(cache.get(), stream.seq) == fingerprint_of(reference.get(), twin.seq));
     }
     CHECK(loops.calls > before_faults);
-    CHECK(refusals >= 12 * 2); // an error and a skipped piece are always noticed
+    CHECK(refusals >= 12 * 3); // an error, a skipped piece and an exception are always noticed
 }
 
 TEST_CASE("parallel_for: a call that failed may be made again within the same step") {
