@@ -226,7 +226,7 @@ void cache_destroy(skerry_cache *cache) {
             const LayerGeometry &layer = cache->layers[i];
             if (layer.source != static_cast<int32_t>(i)) continue;
             for (int32_t h = 0; h < layer.kv_heads; ++h) {
-                lane_release(cache, seq->tables, static_cast<int32_t>(i), seq->lane(layer.lane + h));
+                lane_release(cache, seq->tables, seq->lane(layer.lane + h));
             }
         }
         destroy_object(cache->allocator, Owner::tables, seq);

@@ -173,9 +173,9 @@ void sequence_diagnostics(skerry_cache *cache, const Sequence *seq, int32_t laye
 int64_t sequence_next_event(const skerry_cache *cache, const Sequence *seq);
 
 // Gives back every slot of a lane, of the tables or of the undo copy.
-void lane_release(skerry_cache *cache, LaneTables &tables, int32_t layer, Lane &lane);
+void lane_release(skerry_cache *cache, LaneTables &tables, Lane &lane);
 // The pool bytes of one window (or the sinks) as it is stored now, dormant record included.
-uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, int32_t layer, const Lane &lane, const WindowSpan &span);
+uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, const Lane &lane, const WindowSpan &span);
 
 // Tells the host that a layer is named for the first time in the step.
 void name_layer(skerry_step *step, int32_t layer);

@@ -287,7 +287,7 @@ Status sequence_create(skerry_cache *cache, skerry_seq *out, skerry_error *error
     return SKERRY_OK;
 }
 
-void lane_release(skerry_cache *cache, LaneTables &tables, int32_t, Lane &lane) {
+void lane_release(skerry_cache *cache, LaneTables &tables, Lane &lane) {
     const PolicyConfig &p = cache->policy();
     const skerry_tile *tiles = tables.tiles.data() + lane.offset;
     for (uint32_t t = 0; t < lane.reserved;) {
@@ -314,7 +314,7 @@ void sequence_destroy(skerry_cache *cache, Sequence *seq) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
         for (int32_t h = 0; h < layer.kv_heads; ++h) {
-            lane_release(cache, seq->tables, static_cast<int32_t>(i), seq->lane(layer.lane + h));
+            lane_release(cache, seq->tables, seq->lane(layer.lane + h));
         }
     }
     cache->sequences.erase(seq->id);
@@ -552,13 +552,13 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
         if (fits) child->id = cache->sequences.insert(child);
     } catch (...) {
         for (Lane &lane : child->tables.lanes)
-            lane_release(cache, child->tables, 0, lane);
+            lane_release(cache, child->tables, lane);
         close_sequence(cache, std::move(made));
         throw;
     }
     if (!fits) {
         for (Lane &lane : child->tables.lanes)
-            lane_release(cache, child->tables, 0, lane);
+            lane_release(cache, child->tables, lane);
         close_sequence(cache, std::move(made));
         return fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, length, 0, "no free slot for the fork's own open window");
     }
@@ -578,7 +578,7 @@ int64_t sequence_next_event(const skerry_cache *cache, const Sequence *seq) {
     return next_event_after(p, seq->length);
 }
 
-uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, int32_t, const Lane &lane, const WindowSpan &span) {
+uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, const Lane &lane, const WindowSpan &span) {
     const skerry_tile &tile = tables.tiles[lane.offset + span.begin];
     uint64_t bytes = cache->pool.slot_bytes(cache->pool.class_of(tile.place));
     if (!tables.dormant.empty() && tables.dormant[lane.offset + span.begin] != no_place) {
@@ -647,7 +647,7 @@ void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, in
                 if (!seq->tables.exact.empty() && seq->tables.exact[lane.offset + span->begin] != no_place) {
                     range.flags |= SKERRY_RANGE_EXACT;
                 }
-                range.bytes = window_bytes(cache, seq->tables, layer, lane, *span);
+                range.bytes = window_bytes(cache, seq->tables, lane, *span);
                 if (span->window >= 0 && cache->policy().routes()) {
                     range.score = rank_to_mass(cache, selection_rank(cache, seq, geometry, state, lane, span->begin));
                 }
@@ -682,7 +682,7 @@ void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *in
                 }
                 const skerry_tile &tile = seq->tiles(lane)[span->begin];
                 (tile.tier == SKERRY_TIER_FULL ? info->full_tokens : info->quantised_tokens) += end - begin;
-                info->used_bytes += window_bytes(cache, seq->tables, static_cast<int32_t>(i), lane, *span);
+                info->used_bytes += window_bytes(cache, seq->tables, lane, *span);
                 if (!seq->tables.exact.empty() && seq->tables.exact[lane.offset + span->begin] != no_place) {
                     info->exact_bytes += cache->quotas[i].open_slot_bytes;
                 }

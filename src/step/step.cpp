@@ -8,7 +8,7 @@ namespace skerry {
 
 namespace {
 
-// Tiles in full precision that hold positions [begin, end): visit(first position, capacity, first of its slot, tile within the slot).
+// Tiles in full precision that hold positions [begin, end): visit(first position, capacity, first of its slot, sinks).
 template <class Visit>
 void for_each_tile(const PolicyConfig &p, int64_t begin, int64_t end, Visit &&visit) {
     int64_t position = begin;
@@ -19,7 +19,7 @@ void for_each_tile(const PolicyConfig &p, int64_t begin, int64_t end, Visit &&vi
         const int32_t capacity = std::min(size, r_tile_tokens);
         const int64_t index = (position - start) / capacity;
         const int64_t first = start + index * capacity;
-        visit(first, capacity, index == 0, static_cast<int32_t>(index), sink);
+        visit(first, capacity, index == 0, sink);
         position = std::min<int64_t>(first + capacity, start + size);
     }
 }
@@ -40,7 +40,7 @@ void count_slots(const skerry_cache *cache, const Sequence *seq, int32_t count, 
     uint64_t sinks = 0;
     uint64_t windows = 0;
     *tiles = 0;
-    for_each_tile(p, seq->length, seq->length + count, [&](int64_t first, int32_t, bool starts_slot, int32_t, bool sink) {
+    for_each_tile(p, seq->length, seq->length + count, [&](int64_t first, int32_t, bool starts_slot, bool sink) {
         if (first < seq->length) return;
         ++*tiles;
         if (starts_slot) ++(sink ? sinks : windows);
@@ -153,9 +153,8 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         count_slots(cache, part.seq, part.count, &needed, &more[s]);
         if (!cache->plan.bounded) continue;
         uint32_t windows = 0;
-        for_each_tile(p, part.base, part.base + part.count, [&](int64_t first, int32_t, bool starts, int32_t, bool sink) {
-            windows += first >= part.base && starts && !sink ? 1 : 0;
-        });
+        for_each_tile(p, part.base, part.base + part.count,
+                      [&](int64_t first, int32_t, bool starts, bool sink) { windows += first >= part.base && starts && !sink ? 1 : 0; });
         for (size_t i = 0; i < cache->layers.size(); ++i) {
             const LayerGeometry &layer = cache->layers[i];
             if (layer.source != static_cast<int32_t>(i)) continue;
@@ -227,31 +226,29 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
             for (int32_t h = 0; h < layer.kv_heads; ++h) {
                 Lane &lane = seq->lane(layer.lane + h);
                 skerry_tile *tiles = seq->tiles(lane);
-                for_each_tile(p, part.base, part.base + part.count,
-                              [&](int64_t first, int32_t capacity, bool starts, int32_t index, bool sink) {
-                                  if (first < part.base) return;
-                                  skerry_tile tile{};
-                                  tile.first = static_cast<int32_t>(first);
-                                  tile.capacity = static_cast<uint8_t>(capacity);
-                                  tile.key_format = tile.value_format = static_cast<uint8_t>(p.store_dtype);
-                                  tile.tier = SKERRY_TIER_FULL;
-                                  if (starts) {
-                                      tile.place = cache->pool.take(sink ? c.sink : c.open);
-                                      if (!sink) ++lane.open_windows;
-                                  } else {
-                                      tile.place = tiles[lane.reserved - 1].place + tile_units(p, layer, tile);
-                                  }
-                                  static_cast<void>(index);
-                                  const size_t entry = lane.offset + lane.reserved;
-                                  tiles[lane.reserved++] = tile;
-                                  if (p.routes()) {
-                                      const size_t words = static_cast<size_t>(p.score_words());
-                                      std::memset(seq->tables.words.data() + entry * words, 0, words * sizeof(int64_t));
-                                      seq->pending[entry] = 0;
-                                  }
-                                  if (p.quantises()) seq->tables.dormant[entry] = no_place;
-                                  if (p.keeps_exact()) seq->tables.exact[entry] = no_place;
-                              });
+                for_each_tile(p, part.base, part.base + part.count, [&](int64_t first, int32_t capacity, bool starts, bool sink) {
+                    if (first < part.base) return;
+                    skerry_tile tile{};
+                    tile.first = static_cast<int32_t>(first);
+                    tile.capacity = static_cast<uint8_t>(capacity);
+                    tile.key_format = tile.value_format = static_cast<uint8_t>(p.store_dtype);
+                    tile.tier = SKERRY_TIER_FULL;
+                    if (starts) {
+                        tile.place = cache->pool.take(sink ? c.sink : c.open);
+                        if (!sink) ++lane.open_windows;
+                    } else {
+                        tile.place = tiles[lane.reserved - 1].place + tile_units(p, layer, tile);
+                    }
+                    const size_t entry = lane.offset + lane.reserved;
+                    tiles[lane.reserved++] = tile;
+                    if (p.routes()) {
+                        const size_t words = static_cast<size_t>(p.score_words());
+                        std::memset(seq->tables.words.data() + entry * words, 0, words * sizeof(int64_t));
+                        seq->pending[entry] = 0;
+                    }
+                    if (p.quantises()) seq->tables.dormant[entry] = no_place;
+                    if (p.keeps_exact()) seq->tables.exact[entry] = no_place;
+                });
             }
         }
     }
@@ -433,7 +430,7 @@ void finish_sequence(skerry_step *step, const StepSequence &part) {
             for (int32_t h = 0; h < cache->layers[i].kv_heads; ++h) {
                 Lane &kept = seq->undo.lanes[static_cast<size_t>(cache->layers[i].lane + h)];
                 kept.reserved = kept.tiles;
-                lane_release(cache, seq->undo, layer, kept);
+                lane_release(cache, seq->undo, kept);
             }
         }
     }
@@ -536,7 +533,7 @@ void step_abort(skerry_step *step) {
                     std::memset(seq->pending.data() + lane.offset, 0, std::max(lane.reserved, kept.tiles) * sizeof(int64_t));
                 }
                 if (saved) {
-                    lane_release(cache, seq->tables, static_cast<int32_t>(i), lane);
+                    lane_release(cache, seq->tables, lane);
                     const size_t words = static_cast<size_t>(p.score_words());
                     const uint32_t at = lane.offset;
                     std::memcpy(seq->tables.tiles.data() + at, seq->undo.tiles.data() + at, kept.tiles * sizeof(skerry_tile));
