@@ -19,7 +19,7 @@
 
 namespace skerry {
 
-enum class Owner : uint8_t { context, tables, pool, exact, staging, scratch, step, count };
+enum class Owner : uint8_t { context, tables, pool, exact, host, staging, scratch, step, count };
 
 class Allocator {
 public:

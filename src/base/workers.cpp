@@ -1,14 +1,13 @@
 #include "base/workers.hpp"
 
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 
+#include "base/threads.hpp"
+
 namespace skerry {
 namespace {
-
-constexpr size_t thread_stack_bytes = size_t{1} << 20;
 
 // Waking a sleeping thread takes about 50 microseconds, longer than a layer of a small model, and the layers
 // of a step follow each other within that time. So waiting begins with this many pauses, some 20 to 50
@@ -28,40 +27,12 @@ void wait_a_moment(Done &&done) noexcept {
     for (int i = 0; i < pauses_before_sleep && !done(); ++i) pause_briefly();
 }
 
-// Signals of the host are for the host's threads.
-class BlockedSignals {
-public:
-    BlockedSignals() noexcept {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before_);
-    }
-    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    BlockedSignals(const BlockedSignals &) = delete;
-    BlockedSignals &operator=(const BlockedSignals &) = delete;
-
-private:
-    sigset_t before_;
-};
-
 } // namespace
 
 Workers::Workers(Allocator &allocator, skerry_parallel_for_fn parallel_for, void *user, uint32_t thread_count)
     : parallel_for_(parallel_for), user_(user), threads_(allocator, Owner::context) {
     if (parallel_for != nullptr || thread_count == 0) return;
-    threads_.reserve(thread_count);
-    pthread_attr_t attributes;
-    if (pthread_attr_init(&attributes) != 0) throw std::bad_alloc();
-    pthread_attr_setstacksize(&attributes, thread_stack_bytes);
-    const BlockedSignals blocked;
-    bool started = true;
-    while (started && threads_.size() < thread_count) {
-        pthread_t thread;
-        started = pthread_create(&thread, &attributes, thread_main, this) == 0;
-        if (started) threads_.push_back(thread);
-    }
-    pthread_attr_destroy(&attributes);
-    if (!started) {
+    if (!start_threads(threads_, thread_count, thread_main, this)) {
         stop_threads();
         throw std::bad_alloc();
     }
