@@ -14,12 +14,14 @@ using namespace scene;
 const std::vector<skerry_format> full_formats = {SKERRY_FORMAT_F32, SKERRY_FORMAT_F16, SKERRY_FORMAT_BF16};
 const std::vector<skerry_format> r_formats = {SKERRY_FORMAT_R2, SKERRY_FORMAT_R3, SKERRY_FORMAT_R4, SKERRY_FORMAT_R8};
 const std::vector<skerry_format> c_formats = {SKERRY_FORMAT_C2, SKERRY_FORMAT_C4};
+const std::vector<skerry_format> l_formats = {SKERRY_FORMAT_L32, SKERRY_FORMAT_L16, SKERRY_FORMAT_L8, SKERRY_FORMAT_L4};
 const std::vector<int32_t> dims = {1, 3, 8, 10, 16, 64, 80, 96, 128, 256};
 
 std::vector<skerry_format> all_formats() {
     std::vector<skerry_format> all = full_formats;
     all.insert(all.end(), r_formats.begin(), r_formats.end());
     all.insert(all.end(), c_formats.begin(), c_formats.end());
+    all.insert(all.end(), l_formats.begin(), l_formats.end());
     return all;
 }
 
@@ -31,8 +33,11 @@ TileSpec random_tile(Random &random, skerry_format key_format, skerry_format val
     TileSpec tile = {};
     tile.key_format = key_format;
     tile.value_format = value_format;
-    tile.capacity =
-        skerry::is_c_format(key_format) ? random.pick<int32_t>({8, 16, 20, 64, 128}) : random.pick<int32_t>({16, 16, 16, 8, 4, 5, 1});
+    const bool has_l = skerry::is_l_format(key_format) || skerry::is_l_format(value_format);
+    tile.capacity = skerry::is_c_format(key_format) || has_l ? random.pick<int32_t>({8, 16, 20, 64, 128})
+                                                             : random.pick<int32_t>({16, 16, 16, 8, 4, 5, 1});
+    tile.key_rank = has_l ? random.pick<int32_t>({1, 3, 8, 16, 16, 17, 40}) : 0;
+    tile.value_rank = has_l ? random.pick<int32_t>({1, 3, 8, 16, 16, 17, 40}) : 0;
     if (skerry::is_full_format(key_format) && skerry::is_full_format(value_format) && random.below(6) == 0) tile.capacity = 40;
     tile.count = random.below(4) == 0 ? 1 + random.below(tile.capacity) : tile.capacity;
     tile.gap = random.below(8) == 0 ? random.below(40) : 0;
@@ -121,6 +126,12 @@ TEST_CASE("attend: mixed formats, groups, rows, capacities, windows, caps and ti
         for (int i = 0; i < 4; ++i) {
             const skerry_format key = random.below(2) == 0 ? random.pick(full_formats) : random.pick(r_formats);
             const bool mixed_sides = random.below(3) == 0;
+            if (random.below(3) == 0) {
+                // The other side may be full, but of no epoch.
+                const skerry_format low = random.pick(l_formats), other = random.pick(random.below(2) == 0 ? full_formats : l_formats);
+                formats.push_back(random.below(2) == 0 ? std::make_pair(low, other) : std::make_pair(other, low));
+                continue;
+            }
             formats.push_back({key, mixed_sides ? random.pick(random.below(2) == 0 ? full_formats : r_formats) : key});
         }
         // Over 64 tiles a task is worked on in blocks that rescale what the ones before them left.
@@ -141,7 +152,8 @@ TEST_CASE("attend: a row's bits depend on nothing but the tokens it sees") {
         Scene scene(spec, seed);
         const std::vector<std::pair<skerry_format, skerry_format>> formats = {
             {SKERRY_FORMAT_F16, SKERRY_FORMAT_F16}, {SKERRY_FORMAT_R2, SKERRY_FORMAT_R2}, {SKERRY_FORMAT_R3, SKERRY_FORMAT_R2},
-            {SKERRY_FORMAT_R4, SKERRY_FORMAT_R4},   {SKERRY_FORMAT_R8, SKERRY_FORMAT_R8}, {SKERRY_FORMAT_BF16, SKERRY_FORMAT_BF16}};
+            {SKERRY_FORMAT_R4, SKERRY_FORMAT_R4},   {SKERRY_FORMAT_R8, SKERRY_FORMAT_R8}, {SKERRY_FORMAT_BF16, SKERRY_FORMAT_BF16},
+            {SKERRY_FORMAT_L16, SKERRY_FORMAT_L16}, {SKERRY_FORMAT_L8, SKERRY_FORMAT_L4}, {SKERRY_FORMAT_L32, SKERRY_FORMAT_F16}};
         fill(scene, formats, 20, true);
         for (int i = 0; i < 4; ++i) {
             TileSpec tile = random_tile(scene.random, SKERRY_FORMAT_F16, SKERRY_FORMAT_F16);
@@ -308,6 +320,24 @@ TEST_CASE("attend: huge logits and keys at the end of f16 stay finite") {
         for (const float x : result.max)
             is_finite &= std::isfinite(x);
         CHECK(is_finite);
+    }
+}
+
+TEST_CASE("attend: low-rank sides of zeros have no bytes and weigh as zeros") {
+    for (const skerry_format format : l_formats) {
+        Spec spec;
+        spec.rows = 3;
+        spec.key_size = 0;
+        Scene scene(spec, 25);
+        scene.add_tile({format, format, 40, 40, 0, SKERRY_TIER_HOST, 8, 8});
+        scene.add_tile({format, format, 20, 20, 0, SKERRY_TIER_HOST, 8, 8});
+        scene.add_tile({SKERRY_FORMAT_F16, SKERRY_FORMAT_F16, 16, 9, 0, SKERRY_TIER_FULL});
+        CHECK(skerry::tile_key_rank(scene.tiles[0].epoch) == 0);
+        CHECK(skerry::tile_value_rank(scene.tiles[0].epoch) == 8);
+        scene.tiles[1].epoch = skerry::tile_ranks(0, 0);
+        std::fill(scene.decoded[1].values.begin(), scene.decoded[1].values.end(), 0.0f);
+        scene.place_rows(3);
+        check_all_levels(scene, false, "format " + std::to_string(format));
     }
 }
 

@@ -75,6 +75,7 @@ struct TileSpec {
     skerry_format key_format, value_format;
     int32_t capacity, count, gap;
     uint8_t tier;
+    int32_t key_rank = 0, value_rank = 0; // L formats: at most
 };
 
 // Rows of one tile in f32 as attention uses them.
@@ -174,9 +175,6 @@ public:
         tile.tier = tile_spec.tier;
         tile.epoch = epochs.empty() ? uint16_t(0) : static_cast<uint16_t>(epochs.size() - 1);
         end_position = tile.first + count;
-
-        const size_t bytes = record_bytes(tile.key_format, tile.value_format, kd, vd, capacity, spec_.value_group);
-        uint8_t *const record = take(bytes, tile.place);
         std::vector<float> keys(static_cast<size_t>(count * kd)), values(static_cast<size_t>(count * vd));
         for (size_t i = 0; i < keys.size(); ++i) {
             const size_t c = i % static_cast<size_t>(kd);
@@ -188,12 +186,49 @@ public:
         }
         for (float &v : values)
             v = random.normal() + 0.25f;
-        put(tile, SKERRY_SIDE_KEY, keys, record);
-        put(tile, SKERRY_SIDE_VALUE, values, record + value_offset(tile.key_format, kd, capacity));
-        decoded.push_back(
-            {get(tile, SKERRY_SIDE_KEY, record), get(tile, SKERRY_SIDE_VALUE, record + value_offset(tile.key_format, kd, capacity))});
+        const LowRankParts low(tile_spec, keys, values, kd, vd);
+        const bool has_l = is_l_format(tile.key_format) || is_l_format(tile.value_format);
+        if (has_l) tile.epoch = tile_ranks(low.rank[0], low.rank[1]);
+        const size_t bytes =
+            record_bytes(tile.key_format, tile.value_format, kd, vd, capacity, spec_.value_group, low.rank[0], low.rank[1]);
+        uint8_t *const record = take(bytes, tile.place);
+        uint8_t *const value_part = record + value_offset(tile.key_format, kd, capacity, low.rank[0]);
+        put(tile, SKERRY_SIDE_KEY, keys, low, record);
+        put(tile, SKERRY_SIDE_VALUE, values, low, value_part);
+        decoded.push_back({get(tile, SKERRY_SIDE_KEY, record), get(tile, SKERRY_SIDE_VALUE, value_part)});
         tiles.push_back(tile);
     }
+
+    // Parts of L formats of one tile, whose ranks are known only when they are made.
+    struct LowRankParts {
+        std::vector<uint8_t> part[2];
+        int32_t rank[2] = {0, 0};
+
+        LowRankParts(const TileSpec &spec, const std::vector<float> &keys, const std::vector<float> &values, int32_t key_dim,
+                     int32_t value_dim) {
+            for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
+                const bool is_key = side == SKERRY_SIDE_KEY;
+                const skerry_format format = is_key ? spec.key_format : spec.value_format;
+                if (!skerry::is_l_format(format)) continue;
+                const int32_t dim = is_key ? key_dim : value_dim, most = is_key ? spec.key_rank : spec.value_rank;
+                skerry_factor_params params = {};
+                params.dim = dim;
+                params.count = spec.capacity;
+                params.max_rank = most;
+                params.format = format;
+                params.side = side;
+                // Tokens that are missing later were there when the record was made.
+                std::vector<float> rows = is_key ? keys : values;
+                rows.resize(static_cast<size_t>(spec.capacity) * static_cast<size_t>(dim), 0.5f);
+                part[side].resize(skerry::part_bytes(format, side, dim, spec.capacity, 0, std::min({most, dim, spec.capacity})));
+                const Bytes scratch = aligned_bytes(skerry::ref::factorise_scratch_bytes(dim, spec.capacity), 0x7f);
+                skerry_factor_result result = {};
+                skerry::ref::factorise(&params, rows.data(), part[side].data(), &result, scratch.get());
+                rank[side] = result.rank;
+                part[side].resize(skerry::part_bytes(format, side, dim, spec.capacity, 0, result.rank));
+            }
+        }
+    };
 
     Result run(const skerry_kernels &kernels, bool exact, int32_t begin = 0, int32_t end = -1, bool masses = true) {
         skerry_attend_params p = params;
@@ -356,12 +391,17 @@ private:
         code.count = tile.count;
         code.value_group = spec_.value_group;
         code.grid_dtype = spec_.grid;
+        code.rank = side == SKERRY_SIDE_KEY ? skerry::tile_key_rank(tile.epoch) : skerry::tile_value_rank(tile.epoch);
         if (skerry::is_c_format(code.format) && side == SKERRY_SIDE_KEY) code.inverse_frequencies = params.inverse_frequencies;
         return code;
     }
 
-    void put(const skerry_tile &tile, skerry_side side, const std::vector<float> &rows, uint8_t *part) {
+    void put(const skerry_tile &tile, skerry_side side, const std::vector<float> &rows, const LowRankParts &low, uint8_t *part) {
         const skerry_code_params code = code_params(tile, side);
+        if (skerry::is_l_format(code.format)) {
+            std::copy(low.part[side].begin(), low.part[side].end(), part);
+            return;
+        }
         if (skerry::is_full_format(code.format)) {
             skerry::ref::append(code.format, side, code.dim, code.capacity, 0, code.count, rows.data(), code.dim, part);
             return;

@@ -12,8 +12,9 @@ namespace {
 
 constexpr float none = -std::numeric_limits<float>::infinity();
 
-// Tokens of a tile in every format: C tiles are the longest.
+// Tokens of a tile in every format: C and L tiles are the longest.
 constexpr size_t longest_tile = static_cast<size_t>(c_tile_tokens);
+static_assert(c_tile_tokens == l_tile_tokens);
 
 struct Scratch {
     float *keys;   // [longest_tile][key_dim]
@@ -50,6 +51,7 @@ void decode_tile(const skerry_attend_params &params, const skerry_attend_task &t
     code.side = SKERRY_SIDE_KEY;
     code.format = tile.key_format;
     code.dim = params.key_dim;
+    code.rank = tile_key_rank(tile.epoch);
     code.epoch = is_r_format(code.format) ? &task.epochs[tile.epoch] : nullptr;
     code.inverse_frequencies = is_c_format(code.format) ? params.inverse_frequencies : nullptr;
     decode(&code, record, scratch.keys, scratch.code);
@@ -58,8 +60,10 @@ void decode_tile(const skerry_attend_params &params, const skerry_attend_task &t
     code.format = tile.value_format;
     code.dim = params.value_dim;
     code.epoch = is_r_format(code.format) ? &task.epochs[tile.epoch] : nullptr;
+    code.rank = tile_value_rank(tile.epoch);
     code.inverse_frequencies = nullptr;
-    decode(&code, record + value_offset(tile.key_format, params.key_dim, tile.capacity), scratch.values, scratch.code);
+    const size_t values = value_offset(tile.key_format, params.key_dim, tile.capacity, tile_key_rank(tile.epoch));
+    decode(&code, record + values, scratch.values, scratch.code);
 }
 
 float logit_of(const skerry_attend_params &params, const float *query, const float *key) {

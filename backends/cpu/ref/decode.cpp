@@ -103,6 +103,10 @@ void rotate_channel_rows(const skerry_code_params *params, float *rows, float *s
 void decode(const skerry_code_params *params, const void *part, float *rows, void *scratch) {
     const uint8_t *const in = static_cast<const uint8_t *>(part);
     float *const numbers = static_cast<float *>(scratch);
+    if (is_l_format(params->format)) {
+        decode_lowrank(params, part, rows);
+        return;
+    }
     if (is_c_format(params->format)) {
         if (params->side == SKERRY_SIDE_KEY) {
             decode_channel_keys(*params, in, rows, numbers);

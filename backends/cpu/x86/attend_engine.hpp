@@ -7,10 +7,13 @@
 // epoch; their maximum, once; weights; values. A row's numbers come from operations on its own lanes and accumulators in list
 // order, so neither the other rows nor tokens that it does not see change a bit of them.
 //
-// Full and C formats add up to `plain`, R formats to `rotated`, which is rotated back once per task.
+// Full, C and L formats add up to `plain`, R formats to `rotated`, which is rotated back once per task. Queries and weights meet the
+// factors of an L record in the space of its components: logits = token factor (basis q), and the sum of its values = basis (token factor
+// w).
 
 #include "codec/layout.hpp"
 #include "codec/rotation.hpp"
+#include "cpu/x86/lowrank_codes.hpp"
 
 #include <cstdint>
 #include <cstring>
@@ -48,7 +51,7 @@ struct Item {
     int32_t tile;  // index in the task
     int32_t first; // position of the first of its tokens
     int16_t next;
-    int16_t sub; // which 16 tokens of a C record
+    int16_t sub; // which 16 tokens of a C or L record
     uint8_t count;
     uint8_t begin, end; // tokens that every row sees, when is_uniform
     bool is_uniform;
@@ -64,7 +67,8 @@ struct Bucket {
     int16_t begin, end; // in `order`
     // Bytes from the start of a record, and of the scales of R formats from the start of their part.
     ptrdiff_t values, key_scales, value_scales;
-    ptrdiff_t piece_values; // full formats: bytes of the values of 16 tokens
+    ptrdiff_t piece_values;       // full formats: bytes of the values of 16 tokens
+    int32_t key_rank, value_rank; // L formats
 };
 
 struct Work {
@@ -181,9 +185,10 @@ void visible(int32_t position, int32_t window, int32_t first, int32_t count, int
 
 // Flattened, lest a copy of a shared inline function is left here for the linker to find.
 [[gnu::flatten]] Bucket &bucket_of(Work &w, const skerry_tile &tile) {
-    const bool has_r = is_r_format(tile.key_format) || is_r_format(tile.value_format);
+    const bool has_l = is_l_format(tile.key_format) || is_l_format(tile.value_format);
+    const bool has_epoch = has_l || is_r_format(tile.key_format) || is_r_format(tile.value_format);
     const uint64_t key =
-        uint64_t(has_r ? tile.epoch : 0) << 32 | uint64_t(tile.key_format) << 16 | uint64_t(tile.value_format) << 8 | tile.capacity;
+        uint64_t(has_epoch ? tile.epoch : 0) << 32 | uint64_t(tile.key_format) << 16 | uint64_t(tile.value_format) << 8 | tile.capacity;
     for (int b = w.buckets - 1; b >= 0; --b) {
         if (w.bucket[b].key == key) return w.bucket[b];
     }
@@ -194,7 +199,9 @@ void visible(int32_t position, int32_t window, int32_t first, int32_t count, int
     fresh.epoch = tile.epoch;
     fresh.capacity = tile.capacity;
     fresh.head = fresh.tail = -1;
-    fresh.values = static_cast<ptrdiff_t>(value_offset(tile.key_format, w.key_dim, tile.capacity));
+    fresh.key_rank = has_l ? tile_key_rank(tile.epoch) : 0;
+    fresh.value_rank = has_l ? tile_value_rank(tile.epoch) : 0;
+    fresh.values = static_cast<ptrdiff_t>(value_offset(tile.key_format, w.key_dim, tile.capacity, fresh.key_rank));
     fresh.key_scales = fresh.value_scales = fresh.piece_values = 0;
     if (is_full_format(tile.value_format)) {
         fresh.piece_values = static_cast<ptrdiff_t>(lanes * w.value_dim) * format_bits(tile.value_format) / 8;
@@ -972,6 +979,248 @@ void float_values(Work &w, const Bucket &bucket) {
     }
 }
 
+// --------------------------------------------------------------------------------------------------------------- low rank
+
+// Offsets within an L part, and what a row of it takes.
+struct LowRank {
+    ptrdiff_t basis_row, tokens, token_row, scales, end;
+    int rank;
+    bool is_roomy; // vectors read over the end of any row stay within the part
+};
+
+template <skerry_format format>
+[[gnu::flatten]] LowRank lowrank_of(const Bucket &bucket, skerry_side side, int dim) {
+    const bool is_key = side == SKERRY_SIDE_KEY;
+    LowRank part;
+    part.rank = is_key ? bucket.key_rank : bucket.value_rank;
+    part.basis_row = lowrank_row<format>(is_key ? part.rank : dim);
+    part.tokens = static_cast<ptrdiff_t>(l_token_offset(format, side, dim, part.rank));
+    part.token_row = lowrank_row<format>(is_key ? bucket.capacity : part.rank);
+    part.scales = static_cast<ptrdiff_t>(l_scale_offset(format, side, dim, bucket.capacity, part.rank));
+    part.end = part.scales + 4 * part.rank;
+    const int basis_rows = is_key ? dim : part.rank, basis_length = is_key ? part.rank : dim;
+    const int token_rows = is_key ? part.rank : bucket.capacity, token_length = is_key ? bucket.capacity : part.rank;
+    const auto last_read = [](ptrdiff_t row, int rows, int length) {
+        return row * (rows - 1) + lowrank_row<format>((length + lanes - 1) / lanes * lanes);
+    };
+    part.is_roomy = part.rank > 0 && last_read(part.basis_row, basis_rows, basis_length) <= part.end &&
+                    part.tokens + last_read(part.token_row, token_rows, token_length) <= part.end;
+    return part;
+}
+
+// One past the pieces of the tile of `at`.
+int tile_end_of(const Work &w, const Bucket &bucket, int at) {
+    const int32_t tile = w.item[w.order[at]].tile;
+    while (at < bucket.end && w.item[w.order[at]].tile == tile)
+        ++at;
+    return at;
+}
+
+void fetch_part(const uint8_t *part, ptrdiff_t bytes) {
+    for (ptrdiff_t i = 0; i < bytes; i += 64)
+        fetch_line(part + i);
+}
+
+Vec lowrank_scales(const uint8_t *part, const LowRank &shape, int component) {
+    const int rest = shape.rank - component < lanes ? shape.rank - component : lanes;
+    return v_load_n(reinterpret_cast<const float *>(part + shape.scales) + component, rest);
+}
+
+// prepared[h] = scales * basis q of `heads` query vectors, whole vectors of components.
+template <skerry_format format, int heads, bool is_checked>
+void lowrank_queries(const Work &w, const uint8_t *part, const LowRank &shape, int head) {
+    const uint8_t *const end = part + shape.end;
+    const float *const queries = w.queries + static_cast<ptrdiff_t>(head) * w.key_dim;
+    for (int k = 0; k < shape.rank; k += lanes) {
+        Vec acc[heads];
+        for (int h = 0; h < heads; ++h)
+            acc[h] = v_zero();
+        for (int c = 0; c < w.key_dim; ++c) {
+            const Vec basis = lowrank_codes<format, is_checked>(part + shape.basis_row * c, k, end);
+            for (int h = 0; h < heads; ++h)
+                acc[h] = v_fma(basis, v_set1(queries[static_cast<ptrdiff_t>(h) * w.key_dim + c]), acc[h]);
+        }
+        const Vec scale = v_mul(lowrank_scales(part, shape, k), v_set1(w.params->scale));
+        for (int h = 0; h < heads; ++h)
+            v_store(w.prepared + static_cast<ptrdiff_t>(head + h) * w.key_pad + k, v_mul(acc[h], scale));
+    }
+}
+
+template <skerry_format format, int heads, bool is_checked, int tiles>
+void lowrank_dots(const Work &w, const uint8_t *part, const LowRank &shape, int at, int head) {
+    const uint8_t *const end = part + shape.end, *const tokens = part + shape.tokens;
+    Vec acc[tiles][heads];
+    for (int t = 0; t < tiles; ++t) {
+        for (int h = 0; h < heads; ++h)
+            acc[t][h] = v_zero();
+    }
+    for (int k = 0; k < shape.rank; ++k) {
+        Vec factor[tiles];
+        for (int t = 0; t < tiles; ++t)
+            factor[t] = lowrank_codes<format, is_checked>(tokens + shape.token_row * k, lanes * w.item[w.order[at + t]].sub, end);
+        for (int h = 0; h < heads; ++h) {
+            const Vec q = v_set1(w.prepared[static_cast<ptrdiff_t>(head + h) * w.key_pad + k]);
+            for (int t = 0; t < tiles; ++t)
+                acc[t][h] = v_fma(factor[t], q, acc[t][h]);
+        }
+    }
+    for (int t = 0; t < tiles; ++t) {
+        for (int h = 0; h < heads; ++h)
+            finish_logits(w, w.item[w.order[at + t]], at + t, head + h, acc[t][h], v_set1(1.0f), 0.0f);
+    }
+}
+
+template <skerry_format format, int heads, bool is_checked>
+void lowrank_key_tile(const Work &w, const uint8_t *part, const LowRank &shape, int begin, int end, int head) {
+    lowrank_queries<format, heads, is_checked>(w, part, shape, head);
+    int at = begin;
+    if constexpr (value_chunk > 1) { // registers for two pieces
+        for (; at + 1 < end; at += 2)
+            lowrank_dots<format, heads, is_checked, 2>(w, part, shape, at, head);
+    }
+    for (; at < end; ++at)
+        lowrank_dots<format, heads, is_checked, 1>(w, part, shape, at, head);
+}
+
+template <skerry_format format>
+void lowrank_keys(const Work &w, const Bucket &bucket) {
+    const LowRank shape = lowrank_of<format>(bucket, SKERRY_SIDE_KEY, w.key_dim);
+    for (int at = bucket.begin; at < bucket.end;) {
+        const int end = tile_end_of(w, bucket, at);
+        const uint8_t *const part = w.item[w.order[at]].key;
+        if (end < bucket.end) fetch_part(w.item[w.order[end]].key, shape.end);
+        for (int head = 0; head < w.heads;) {
+            const int heads = !shape.is_roomy ? 1 : w.heads - head < 4 ? w.heads - head : 4;
+            switch (heads) {
+            case 4:
+                lowrank_key_tile<format, 4, false>(w, part, shape, at, end, head);
+                break;
+            case 3:
+                lowrank_key_tile<format, 3, false>(w, part, shape, at, end, head);
+                break;
+            case 2:
+                lowrank_key_tile<format, 2, false>(w, part, shape, at, end, head);
+                break;
+            default:
+                // Whether reads are checked shows in no bit, nor how many heads go together.
+                lowrank_key_tile<format, 1, true>(w, part, shape, at, end, head);
+                break;
+            }
+            head += heads;
+        }
+        at = end;
+    }
+}
+
+void lowrank_keys_of(const Work &w, const Bucket &bucket) {
+    switch (bucket.key_format) {
+    case SKERRY_FORMAT_L32:
+        lowrank_keys<SKERRY_FORMAT_L32>(w, bucket);
+        break;
+    case SKERRY_FORMAT_L16:
+        lowrank_keys<SKERRY_FORMAT_L16>(w, bucket);
+        break;
+    case SKERRY_FORMAT_L8:
+        lowrank_keys<SKERRY_FORMAT_L8>(w, bucket);
+        break;
+    default:
+        lowrank_keys<SKERRY_FORMAT_L4>(w, bucket);
+        break;
+    }
+}
+
+// Factors are finite, so a token that a row does not see, whose weight is 0, adds an exact 0 to it.
+template <skerry_format format, int heads, bool is_checked>
+void lowrank_value_tile(const Work &w, const uint8_t *part, const LowRank &shape, int begin, int end, int head) {
+    constexpr ptrdiff_t stride = l_tile_tokens;
+    const uint8_t *const part_end = part + shape.end, *const tokens = part + shape.tokens;
+    const float *const weights = w.logits + static_cast<ptrdiff_t>(head) * row_logits;
+    float components[heads * l_tile_tokens];
+    for (int k = 0; k < shape.rank; k += lanes) {
+        Vec acc[heads];
+        for (int h = 0; h < heads; ++h)
+            acc[h] = v_zero();
+        for (int at = begin; at < end; ++at) {
+            const Item &item = w.item[w.order[at]];
+            const uint8_t *const rows = tokens + shape.token_row * (lanes * item.sub);
+            for (int t = 0; t < item.count; ++t) {
+                const Vec factor = lowrank_codes<format, is_checked>(rows + shape.token_row * t, k, part_end);
+                for (int h = 0; h < heads; ++h)
+                    acc[h] = v_fma(factor, v_set1(weights[static_cast<ptrdiff_t>(h) * row_logits + lanes * at + t]), acc[h]);
+            }
+        }
+        const Vec scale = lowrank_scales(part, shape, k);
+        for (int h = 0; h < heads; ++h)
+            v_store(components + stride * h + k, v_mul(acc[h], scale));
+    }
+    float *const out = w.plain + static_cast<ptrdiff_t>(head) * w.value_pad;
+    for (int c = 0; c < w.value_dim; c += lanes) {
+        Vec acc[heads];
+        for (int h = 0; h < heads; ++h)
+            acc[h] = v_load(out + static_cast<ptrdiff_t>(h) * w.value_pad + c);
+        for (int k = 0; k < shape.rank; ++k) {
+            const Vec basis = lowrank_codes<format, is_checked>(part + shape.basis_row * k, c, part_end);
+            for (int h = 0; h < heads; ++h)
+                acc[h] = v_fma(basis, v_set1(components[stride * h + k]), acc[h]);
+        }
+        for (int h = 0; h < heads; ++h)
+            v_store(out + static_cast<ptrdiff_t>(h) * w.value_pad + c, acc[h]);
+    }
+}
+
+template <skerry_format format>
+void lowrank_values(const Work &w, const Bucket &bucket) {
+    const LowRank shape = lowrank_of<format>(bucket, SKERRY_SIDE_VALUE, w.value_dim);
+    for (int h = 0; h < w.heads; ++h) {
+        for (int at = bucket.begin; at < bucket.end; ++at) {
+            float *const weights = w.logits + static_cast<ptrdiff_t>(h) * row_logits + lanes * at;
+            v_store(weights, v_mul(v_load(weights), v_set1(w.shrink[h * block_items + at])));
+        }
+    }
+    for (int at = bucket.begin; at < bucket.end;) {
+        const int end = tile_end_of(w, bucket, at);
+        const uint8_t *const part = w.item[w.order[at]].value;
+        if (end < bucket.end) fetch_part(w.item[w.order[end]].value, shape.end);
+        for (int head = 0; head < w.heads;) {
+            const int heads = !shape.is_roomy ? 1 : w.heads - head < 4 ? w.heads - head : 4;
+            switch (heads) {
+            case 4:
+                lowrank_value_tile<format, 4, false>(w, part, shape, at, end, head);
+                break;
+            case 3:
+                lowrank_value_tile<format, 3, false>(w, part, shape, at, end, head);
+                break;
+            case 2:
+                lowrank_value_tile<format, 2, false>(w, part, shape, at, end, head);
+                break;
+            default:
+                // Whether reads are checked shows in no bit, nor how many heads go together.
+                lowrank_value_tile<format, 1, true>(w, part, shape, at, end, head);
+                break;
+            }
+            head += heads;
+        }
+        at = end;
+    }
+}
+
+void lowrank_values_of(const Work &w, const Bucket &bucket) {
+    switch (bucket.value_format) {
+    case SKERRY_FORMAT_L32:
+        lowrank_values<SKERRY_FORMAT_L32>(w, bucket);
+        break;
+    case SKERRY_FORMAT_L16:
+        lowrank_values<SKERRY_FORMAT_L16>(w, bucket);
+        break;
+    case SKERRY_FORMAT_L8:
+        lowrank_values<SKERRY_FORMAT_L8>(w, bucket);
+        break;
+    default:
+        lowrank_values<SKERRY_FORMAT_L4>(w, bucket);
+        break;
+    }
+}
+
 #ifdef SKERRY_INTEGER
 bool integer_keys_fit(const Work &w, const Bucket &bucket);
 bool integer_values_fit(const Work &w, const Bucket &bucket);
@@ -983,6 +1232,10 @@ void integer_values(Work &w, const Bucket &bucket);
 
 void attend_block(Work &w) {
     for (int b = 0; b < w.buckets; ++b) {
+        if (is_l_format(w.bucket[b].key_format)) {
+            lowrank_keys_of(w, w.bucket[b]);
+            continue;
+        }
 #ifdef SKERRY_INTEGER
         if (integer_keys_fit(w, w.bucket[b])) {
             integer_keys(w, w.bucket[b]);
@@ -995,6 +1248,10 @@ void attend_block(Work &w) {
         soften(w, h);
     if (w.task->tile_max != nullptr) report_tiles(w);
     for (int b = 0; b < w.buckets; ++b) {
+        if (is_l_format(w.bucket[b].value_format)) {
+            lowrank_values_of(w, w.bucket[b]);
+            continue;
+        }
 #ifdef SKERRY_INTEGER
         if (integer_values_fit(w, w.bucket[b])) {
             integer_values(w, w.bucket[b]);

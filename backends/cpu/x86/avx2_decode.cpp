@@ -179,6 +179,10 @@ void skerry::skerry_cpu_avx2_decode(const skerry_code_params *params, const void
         } else {
             decode_full_values(*params, in, rows);
         }
+    } else if (shape_is_l(params->format) && params->dim % 16 == 0) {
+        skerry_cpu_avx2_decode_lowrank(params, part, rows, scratch);
+    } else if (shape_is_l(params->format)) {
+        ref::decode(params, part, rows, scratch);
     } else if (shape_is_r(params->format) && params->dim % 16 == 0) {
         decode_r(*params, in, rows, scratch);
     } else if (!shape_is_r(params->format) && decode_c(*params, in, rows)) {

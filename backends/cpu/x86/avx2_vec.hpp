@@ -40,6 +40,8 @@ static inline Vec v_abs(Vec x) {
     return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
 }
 
+static inline Vec v_sqrt(Vec x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+
 static inline Vec v_load_f16(const void *at) {
     const __m128i *const half = static_cast<const __m128i *>(at);
     return {_mm256_cvtph_ps(_mm_loadu_si128(half)), _mm256_cvtph_ps(_mm_loadu_si128(half + 1))};
@@ -48,6 +50,25 @@ static inline Vec v_load_bf16(const void *at) {
     const __m128i *const half = static_cast<const __m128i *>(at);
     return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(half)), 16)),
             _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(half + 1)), 16))};
+}
+
+static inline Vec v_load_i8(const void *at) {
+    const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i *>(at));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+// Sixteen numbers of four bits, the first in the low bits.
+static inline Vec v_load_u4(const void *at) {
+    int32_t word[2];
+    std::memcpy(word, at, 8);
+    const __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28), mask = _mm256_set1_epi32(15);
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word[0]), shift), mask)),
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(word[1]), shift), mask))};
+}
+// Rounds to nearest, ties to even.
+static inline void v_store_f16(void *at, Vec x) {
+    __m128i *const half = static_cast<__m128i *>(at);
+    _mm_storeu_si128(half, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(half + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
 
 static inline __m256i lane_numbers(int first) {

@@ -222,6 +222,10 @@ void skerry::skerry_cpu_avx512_decode(const skerry_code_params *params, const vo
         } else {
             decode_full_values(*params, in, rows);
         }
+    } else if (shape_is_l(params->format) && params->dim % 16 == 0) {
+        skerry_cpu_avx512_decode_lowrank(params, part, rows, scratch);
+    } else if (shape_is_l(params->format)) {
+        ref::decode(params, part, rows, scratch);
     } else if (shape_is_r(params->format) && has_blocks(*params)) {
         if (params->side == SKERRY_SIDE_KEY) {
             decode_blocks_side<true>(*params, in, rows, scratch);

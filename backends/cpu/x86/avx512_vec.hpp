@@ -30,6 +30,7 @@ static inline float v_first_of(Vec x) { return _mm512_cvtss_f32(x); }
 static inline Vec v_fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 static inline Vec v_fnma(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
 static inline Vec v_abs(Vec x) { return _mm512_abs_ps(x); }
+static inline Vec v_sqrt(Vec x) { return _mm512_sqrt_ps(x); }
 
 static inline __mmask16 v_first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
 
@@ -44,6 +45,21 @@ static inline Vec v_load_f16_n(const void *at, int n) { return _mm512_cvtph_ps(_
 static inline Vec v_load_bf16_n(const void *at, int n) {
     const __m256i x = _mm256_maskz_loadu_epi16(v_first(n), at);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+static inline Vec v_load_i8(const void *at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(static_cast<const __m128i *>(at))));
+}
+// Sixteen numbers of four bits, the first in the low bits.
+static inline Vec v_load_u4(const void *at) {
+    int32_t word[2];
+    __builtin_memcpy(word, at, 8);
+    const __m512i words = _mm512_inserti64x4(_mm512_set1_epi32(word[0]), _mm256_set1_epi32(word[1]), 1);
+    const __m512i shift = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srlv_epi32(words, shift), _mm512_set1_epi32(15)));
+}
+// Rounds to nearest, ties to even.
+static inline void v_store_f16(void *at, Vec x) {
+    _mm256_storeu_si256(static_cast<__m256i *>(at), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 static inline void v_store_n(float *at, Vec x, int n) { _mm512_mask_storeu_ps(at, v_first(n), x); }
 

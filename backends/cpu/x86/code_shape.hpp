@@ -14,6 +14,8 @@ namespace {
 
 [[maybe_unused]] bool shape_is_full(skerry_format format) { return format >= SKERRY_FORMAT_F32 && format <= SKERRY_FORMAT_BF16; }
 
+[[maybe_unused]] bool shape_is_l(skerry_format format) { return format >= SKERRY_FORMAT_L32 && format <= SKERRY_FORMAT_L4; }
+
 [[maybe_unused]] size_t shape_full_bytes(skerry_format format, int32_t dim, int32_t capacity) {
     return (format == SKERRY_FORMAT_F32 ? 4u : 2u) * static_cast<size_t>(dim) * static_cast<size_t>(capacity);
 }
