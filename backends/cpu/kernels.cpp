@@ -2,7 +2,9 @@
 #include "cpu/kernels.hpp"
 
 #include "cpu/attend.hpp"
+#include "cpu/factorise.hpp"
 #include "cpu/ref/ref.hpp"
+#include "cpu/route.hpp"
 #include "cpu/x86/x86.hpp"
 
 #if defined(__x86_64__)
@@ -29,6 +31,11 @@ constexpr skerry_kernels reference_table() {
     table.attend = ref::attend;
     table.attend_scratch_bytes = ref::attend_scratch_bytes;
     table.merge = ref::merge;
+    table.factorise = ref::factorise;
+    table.factorise_scratch_bytes = ref::factorise_scratch_bytes;
+    table.route_supports = ref::route_supports;
+    table.route = ref::route;
+    table.route_scratch_bytes = ref::route_scratch_bytes;
     return table;
 }
 
@@ -42,6 +49,9 @@ constexpr skerry_kernels avx2_table() {
     table.attend = skerry_cpu_avx2_attend;
     table.attend_scratch_bytes = skerry_cpu_avx2_attend_scratch;
     table.merge = skerry_cpu_avx2_merge;
+    table.factorise = skerry_cpu_avx2_factorise;
+    table.route = skerry_cpu_avx2_route;
+    table.route_scratch_bytes = skerry_cpu_route_scratch;
 #endif
     return table;
 }
@@ -56,6 +66,8 @@ constexpr skerry_kernels avx512_table() {
     table.attend = skerry_cpu_avx512_attend;
     table.attend_scratch_bytes = skerry_cpu_avx512_attend_scratch;
     table.merge = skerry_cpu_avx512_merge;
+    table.factorise = skerry_cpu_avx512_factorise;
+    table.route = skerry_cpu_avx512_route;
 #endif
     return table;
 }
@@ -66,6 +78,7 @@ constexpr skerry_kernels avx512vnni_table() {
     table.name = "cpu avx512-vnni";
     table.attend = skerry_cpu_avx512vnni_attend;
     table.attend_scratch_bytes = skerry_cpu_avx512vnni_attend_scratch;
+    table.route = skerry_cpu_avx512vnni_route;
 #endif
     return table;
 }

@@ -36,7 +36,8 @@ typedef struct skerry_tile {
     uint8_t  capacity;     /* tokens the layout has room for: the stride of token-fastest arrays */
     uint8_t  key_format;   /* skerry_format */
     uint8_t  value_format;
-    uint16_t epoch;        /* index into the head's balance parameters; R formats only */
+    uint16_t epoch;        /* R formats: index into the head's balance parameters. L formats: rank of the keys, and 256 times that of the
+                              values; a record has no R part then */
     uint8_t  tier;         /* skerry_tier */
     uint8_t  flags;        /* the core's own */
 } skerry_tile;
@@ -109,8 +110,60 @@ typedef struct skerry_code_params {
     skerry_dtype        grid_dtype;
     skerry_format       format;
     skerry_side         side;
-    uint32_t            reserved;
+    int32_t             rank;        /* L formats, decode: components stored */
 } skerry_code_params;
+
+/* plain. One matrix to factorise: the keys or the values of one span of one KV head, uncentred and as attention uses them. */
+typedef struct skerry_factor_params {
+    int32_t       dim;
+    int32_t       count;       /* tokens, 1 to 128: also the capacity of the part that is written */
+    int32_t       max_rank;    /* 1 or more; ranks above min(count, dim) count as that */
+    float         error_bound; /* largest relative error ||X - decoded|| / ||X|| in the Frobenius norm; 0: none, store max_rank */
+    skerry_format format;      /* L format */
+    skerry_side   side;
+} skerry_factor_params;
+
+/* plain. What was stored. */
+typedef struct skerry_factor_result {
+    int32_t rank;    /* components stored: 0 for a matrix of zeros, never more than its numerical rank */
+    float   error;   /* relative error of what the part decodes to, rounded up; above error_bound where max_rank did not meet it */
+} skerry_factor_result;
+
+/* Routing: scores of segments whose detail is not attended, from a few vectors that stand for their keys (src/codec/router_key.hpp,
+ * docs/format.md). */
+typedef int32_t skerry_route_form;
+enum {
+    SKERRY_ROUTE_CENTROIDS = 1, /* means of keys in SKERRY_FORMAT_R2 */
+    SKERRY_ROUTE_PROJECTED = 2  /* projections in int8 or int4, for trained routers */
+};
+
+/* plain. What is the same for all KV heads of one layer. */
+typedef struct skerry_route_params {
+    skerry_route_form form;
+    int32_t           dim;     /* CENTROIDS: key_dim. PROJECTED: rank of the projection, 1 to 32; above 16 in int4 */
+    int32_t           group;   /* query heads per KV head */
+    int32_t           vectors; /* per segment. CENTROIDS: 4. PROJECTED: 1 to 4 */
+    int32_t           sets;    /* PROJECTED: 1 when the group shares its vectors, `group` when each query head has its own; else 1 */
+    float             scale;   /* of logits; 1 where the queries carry it */
+    float             softcap; /* 0: none */
+    uint32_t          reserved;
+} skerry_route_params;
+
+/* plain. Segments of one KV head: scores[h][s] = bias_h + log of the sum over vectors c of n_c exp(logit(query_h . vector_c)), the
+ * estimated log of the sum of exp(logit) over the tokens of segment s. -inf for a segment without vectors; never NaN where the input is
+ * finite. A score depends on its own segment only. */
+typedef struct skerry_route_task {
+    const skerry_epoch *balance;  /* CENTROIDS: of all segments; else NULL */
+    const float        *queries;  /* [group][dim]: CENTROIDS as attention uses them, PROJECTED after projection */
+    const float        *bias;     /* NULL or [group] */
+    const uint8_t      *keys;     /* [segments][router_key_bytes] */
+    const uint8_t      *counts;   /* [segments][vectors]: n_c, 0: absent */
+    float              *scores;   /* [group][score_stride] */
+    int64_t             score_stride; /* >= segments */
+    void               *scratch;  /* route_scratch_bytes, 64-byte aligned */
+    int32_t             segments;
+    uint32_t            reserved;
+} skerry_route_task;
 
 /* The kernels of one device. Every function is callable from any thread on disjoint outputs. */
 typedef struct skerry_kernels {
@@ -126,7 +179,7 @@ typedef struct skerry_kernels {
     void (*append)(skerry_format format, skerry_side side, int32_t dim, int32_t capacity, int32_t first, int32_t count,
                    const float *rows, int64_t row_stride, void *part);
 
-    /* rows [count][dim] f32 -> part (any format). scratch: code_scratch_bytes. */
+    /* rows [count][dim] f32 -> part (any format but L). scratch: code_scratch_bytes. */
     void (*encode)(const skerry_code_params *params, const float *rows, void *part, void *scratch);
 
     /* part -> rows [count][dim] f32: keys as attention uses them. */
@@ -140,6 +193,17 @@ typedef struct skerry_kernels {
      * further. Writes normalised out [heads][value_dim] and lse [heads]; sink_logits NULL or [group], repeated over rows. */
     void (*merge)(int32_t parts, int32_t heads, int32_t group, int32_t value_dim, const float *out, int64_t out_stride,
                   const float *max, const float *sum, int64_t head_stride, const float *sink_logits, float *merged, float *lse);
+
+    /* 1 when routing keys of this shape can be scored; asked before any allocation. */
+    int32_t (*route_supports)(const skerry_route_params *params);
+    void (*route)(const skerry_route_params *params, const skerry_route_task *task);
+    size_t (*route_scratch_bytes)(const skerry_route_params *params);
+
+    /* rows [count][dim] f32, finite -> part of an L format, laid out for the rank that the result names; `part` has room for max_rank.
+     * With a bound: the smallest rank found to meet it. Stores the same bytes on every instruction set. scratch:
+     * factorise_scratch_bytes, 64-byte aligned. */
+    void (*factorise)(const skerry_factor_params *params, const float *rows, void *part, skerry_factor_result *result, void *scratch);
+    size_t (*factorise_scratch_bytes)(int32_t dim, int32_t count);
 } skerry_kernels;
 
 #ifdef __cplusplus

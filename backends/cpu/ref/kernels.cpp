@@ -6,7 +6,7 @@ namespace skerry::ref {
 
 int32_t supports(skerry_format format, skerry_side side, int32_t dim) {
     if (dim < 1 || (side != SKERRY_SIDE_KEY && side != SKERRY_SIDE_VALUE)) return 0;
-    if (is_full_format(format) || is_c_format(format) || format == SKERRY_FORMAT_R8) return 1;
+    if (is_full_format(format) || is_c_format(format) || is_l_format(format) || format == SKERRY_FORMAT_R8) return 1;
     // Without a rotation an outlier channel would take all levels of r2 to r4.
     return is_r_format(format) && hadamard_size(dim) >= 2 ? 1 : 0;
 }

@@ -21,6 +21,13 @@ size_t attend_scratch_bytes(const skerry_attend_params *params, int32_t rows, in
 void merge(int32_t parts, int32_t heads, int32_t group, int32_t value_dim, const float *out, int64_t out_stride, const float *max,
            const float *sum, int64_t head_stride, const float *sink_logits, float *merged, float *lse);
 
+int32_t route_supports(const skerry_route_params *params);
+void route(const skerry_route_params *params, const skerry_route_task *task);
+size_t route_scratch_bytes(const skerry_route_params *params);
+void decode_lowrank(const skerry_code_params *params, const void *part, float *rows);
+void factorise(const skerry_factor_params *params, const float *rows, void *part, skerry_factor_result *result, void *scratch);
+size_t factorise_scratch_bytes(int32_t dim, int32_t count);
+
 // Keys of C formats lose their rotary embedding before they are coded, so that a channel is smooth over the tokens of its grid:
 // `rows` itself where there is nothing to undo, else a copy in `scratch`. And back, in place.
 const float *channel_rows(const skerry_code_params *params, const float *rows, float *scratch);

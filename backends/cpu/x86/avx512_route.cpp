@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+#include "cpu/route.hpp"
+
+#include "cpu/x86/route_wide.hpp"
+
+#include "cpu/x86/route_body.hpp"
+
+namespace skerry {
+
+void skerry_cpu_avx512_route(const skerry_route_params *params, const skerry_route_task *task) { route_segments(params, task); }
+
+} // namespace skerry
