@@ -19,6 +19,11 @@ inline constexpr int32_t max_sinks = 1024;
 inline constexpr int32_t max_period = 4096;
 inline constexpr int32_t max_score_periods = 8;
 inline constexpr uint32_t max_workers = 255;
+inline constexpr uint32_t max_transfer_threads = 16;
+inline constexpr int32_t max_keep_windows = 1 << 16;
+inline constexpr int64_t anchor_run = 16; // anchors in a row that wait for the span behind them
+inline constexpr int64_t spare_spans = 64; // spans that the end of a prompt cuts short
+inline constexpr int64_t max_zoom_slots = 65000; // their numbers are 16 bits
 inline constexpr uint32_t max_struct_size = 4096;
 // decisions.md 2: tokens of one epoch, and the fewest keys that its balance is taken from.
 inline constexpr int32_t epoch_tokens = 256;

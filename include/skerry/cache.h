@@ -4,7 +4,7 @@
 
 /* A cache stores the keys and values of many sequences of one model geometry on one device, under one budget in bytes. */
 
-#include <skerry/device.h>
+#include <skerry/router.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,7 +24,11 @@ enum {
     SKERRY_FORMAT_R4      = 10, /* 4 bits [4.25, 4.125] */
     SKERRY_FORMAT_R8      = 11, /* 8 bits [8.25, 8.125] */
     SKERRY_FORMAT_C2      = 16, /* 2 bits, keys per channel over a window, values per token: QEvict as published, KIVI */
-    SKERRY_FORMAT_C4      = 17  /* 4 bits, the same grid */
+    SKERRY_FORMAT_C4      = 17, /* 4 bits, the same grid */
+    SKERRY_FORMAT_L32     = 24, /* low rank: keys or values of a span as token factor x basis, attended as such; f32 factors */
+    SKERRY_FORMAT_L16     = 25, /* f16 factors */
+    SKERRY_FORMAT_L8      = 26, /* 8-bit factors, one scale per rank */
+    SKERRY_FORMAT_L4      = 27  /* 4-bit factors, one scale per rank */
 };
 
 /* Tiers of a window, from most to least bytes. */
@@ -32,12 +36,14 @@ typedef int32_t skerry_tier;
 enum {
     SKERRY_TIER_FULL      = 1, /* sinks, recent tokens, and windows routed to full precision */
     SKERRY_TIER_QUANTISED = 2,
+    SKERRY_TIER_HOST      = 4, /* detail in host memory, a router key on the device; attended while it is zoomed in */
     SKERRY_TIER_EVICTED   = 8
 };
 /* Sets of tiers, for calls that take a mask. 0 means all. */
 enum {
     SKERRY_TIERS_FULL      = 1u << 1,
-    SKERRY_TIERS_QUANTISED = 1u << 2
+    SKERRY_TIERS_QUANTISED = 1u << 2,
+    SKERRY_TIERS_HOST      = 1u << 4 /* what is zoomed in */
 };
 
 typedef int32_t skerry_rotary_pairing;
@@ -82,7 +88,10 @@ enum {
     SKERRY_POLICY_STREAMING = 1, /* sinks and recent tokens only */
     SKERRY_POLICY_EVICT     = 2, /* attention-scored eviction; H2O and SnapKV are settings of it */
     SKERRY_POLICY_QUANTISE  = 3, /* everything but sinks and recent in low bits, lowest score leaves when the budget is full */
-    SKERRY_POLICY_QEVICT    = 4  /* full, quantised, evicted; arXiv 2608.05326 */
+    SKERRY_POLICY_QEVICT    = 4, /* full, quantised, evicted; arXiv 2608.05326 */
+    /* The ladder of QEVICT on the device, and every window's detail in host memory: each query reads the windows that a router
+     * finds for it from there. arXiv 2606.31145; the differences are in docs/sekv.md. Needs a budget with length_tokens. */
+    SKERRY_POLICY_SEKV      = 5
 };
 
 typedef int32_t skerry_fidelity;
@@ -127,6 +136,55 @@ enum {
 /* Stands for "none" where 0 means "the default". */
 #define SKERRY_NONE_TOKENS (-1)
 
+/* What is moved to the host and back as one. */
+typedef int32_t skerry_segmentation;
+enum {
+    SKERRY_SEGMENTS_DEFAULT   = 0,
+    SKERRY_SEGMENTS_FIXED     = 1, /* windows of window_tokens */
+    /* Spans between tokens of high surprisal ("anchors", which stay exact on the device); skerry_step_surprisal is then part of every
+     * step, a prompt is compacted when it ends (SKERRY_PREFILL_WHOLE), and no later step may cross a routing event. What is not zoomed
+     * in is absent. */
+    SKERRY_SEGMENTS_SURPRISAL = 2
+};
+
+/* What a query does about a window that was chosen and has not arrived. */
+typedef int32_t skerry_zoom_miss;
+enum {
+    SKERRY_ZOOM_WAIT = 0, /* waits: results never depend on the time that copies take */
+    SKERRY_ZOOM_SKIP = 1  /* goes on with what the device holds of it, a low-bit record or nothing; counted as late */
+};
+
+enum {
+    /* The device keeps no low-bit records: what is not zoomed in is absent. */
+    SKERRY_SEKV_NO_RESIDENTS = 1u << 0
+};
+
+/* desc. Options of SKERRY_POLICY_SEKV. Zero in a field chooses the default. */
+typedef struct skerry_sekv_desc {
+    uint32_t         struct_size;
+    uint32_t         flags;             /* SKERRY_SEKV_* */
+    skerry_format    detail_format;     /* of a window on the host: R2, R3, R4, R8, L32, L16, L8, L4 or the store dtype; R4 */
+    uint32_t         fetch_ppm;         /* of the history's windows, read from the host per query and KV head; 120000 */
+    uint32_t         refine_ppm;        /* worth of reading the detail of a window that the device holds in low bits, against one that it
+                                           does not hold; 250000 */
+    uint32_t         hysteresis_ppm;    /* a window that was chosen at the position before counts this much more; 2000000 */
+    int32_t          keep_windows;      /* fetched windows per KV head that may stay on the device for the next query, out of the budget;
+                                           0: none, what a layer reads is fetched anew each time */
+    skerry_zoom_miss miss;
+    skerry_segmentation segmentation;
+    int32_t          span_min_tokens;   /* SURPRISAL: an anchor ends a span that has this many tokens; 64 */
+    int32_t          span_max_tokens;   /* SURPRISAL: positions a span covers at most, 128 at most; 128 */
+    float            anchor_threshold;  /* SURPRISAL: standard deviations above the running mean; 1 */
+    int32_t          detail_rank;       /* L formats: most components per side; 16 */
+    /* Largest relative error of detail, ||X - stored|| / ||X|| of the keys and of the values of a window and KV head. 0: no bound, all
+     * detail is in detail_format. Else each window takes the smallest of low rank (L8), R2, R3, R4, R8 and the store dtype that keeps
+     * it. */
+    float            detail_error;
+    /* Trained, of the form PRODUCTION, and made for these layers (docs/router-files.md); NULL: the router that needs no training. The cache
+     * takes a reference of its own. Router and cache may belong to different contexts. */
+    skerry_router   *router;
+} skerry_sekv_desc;
+
 /* desc. Zero in a field chooses the default of the kind and fidelity; skerry_plan_info tells what was chosen. */
 typedef struct skerry_policy_desc {
     uint32_t           struct_size;
@@ -149,6 +207,7 @@ typedef struct skerry_policy_desc {
     uint32_t           hysteresis_ppm;       /* production: a resident keeps its tier unless beaten by this factor; 1200000 */
     uint32_t           max_moves_ppm;        /* production: windows of one KV head that may move at an event; 125000 */
     uint32_t           reserved;
+    const skerry_sekv_desc *sekv;            /* options of SEKV; NULL: its defaults */
 } skerry_policy_desc;
 
 /* desc. All zero: no limit. `bytes` covers records, full-precision tokens and tables of all sequences; staging, which is declared
@@ -163,6 +222,7 @@ typedef struct skerry_budget_desc {
     uint64_t full_bytes;      /* limit of the full tier's history windows; 0: none */
     uint64_t quantised_bytes; /* limit of the quantised tier; 0: none */
     uint64_t exact_bytes;     /* host memory for exact copies (SKERRY_POLICY_KEEP_EXACT); its own limit, on top of `bytes` */
+    uint64_t host_bytes;      /* host memory for SEKV's detail; its own limit, on top of `bytes`; 0: what length_tokens asks for */
 } skerry_budget_desc;
 
 typedef int32_t skerry_nonfinite;
@@ -235,11 +295,24 @@ typedef struct skerry_plan_info {
     int32_t          max_step_tokens;
     int32_t          staging_tokens;
     uint32_t         budget_overrun_tokens; /* paper fidelity: tokens by which sinks + local exceed the published budget */
+    uint64_t         host_bytes;          /* SEKV, on top: host memory for detail, its tables included */
+    uint64_t         router_bytes;        /* SEKV, of table_bytes: router keys and their balance */
+    uint64_t         zoom_bytes;          /* SEKV, of pool_bytes: slots of fetched windows that are kept */
+    uint64_t         zoom_staging_bytes;  /* SEKV, of staging_bytes: slots that one layer reads from and the next is prefetched to */
+    int32_t          host_windows;        /* SEKV: windows per KV head that can have detail; least over layers */
+    int32_t          fetch_windows;       /* SEKV: windows read per query and KV head at length_tokens; least over layers */
+    skerry_format    detail_format;
+    uint32_t         refine_ppm;
+    uint32_t         zoom_hysteresis_ppm;
+    uint32_t         fetch_ppm;
+    int32_t          router_trained;      /* SEKV: 1: sekv.router finds windows; 0: the router that needs no training */
+    int32_t          router_vectors;      /* SEKV: vectors that stand for the keys of a window, 1 to 4 */
 } skerry_plan_info;
 
 /* Answers what skerry_cache_create would do, and allocates nothing. A budget below the floor is reported as
  * SKERRY_ERROR_OVER_BUDGET with error->allowed = the minimum, and `info` is then filled all the same.
- * Errors:  ARGUMENT, STRUCT_SIZE, NEWER_FIELD, OVER_BUDGET, UNSUPPORTED
+ * Errors:  ARGUMENT, STRUCT_SIZE, NEWER_FIELD, OVER_BUDGET, UNSUPPORTED, FORMAT (sekv.router was made for other layers; names the first
+ *          number that differs)
  * Threads: any
  * Since:   0.1 */
 SKERRY_API skerry_status skerry_cache_plan(skerry_context *context, const skerry_cache_desc *desc, skerry_plan_info *info,

@@ -31,7 +31,9 @@ typedef struct skerry_context_desc {
     skerry_log_level       log_level;
     uint32_t               worker_count;  /* own threads beside the caller's; 0: the library starts none. At most 255 */
     uint32_t               cpu_disable;   /* SKERRY_CPU_*: instruction sets not to use; all bits: the reference in plain C++ */
-    uint32_t               reserved;
+    uint32_t               transfer_threads; /* own threads that copy between the host tier and the device; 0: the caller copies */
+    skerry_transfer_fn     transfer;      /* NULL: the library's own copy */
+    void                  *transfer_user;
 } skerry_context_desc;
 
 /* info. What one device is and can do. */

@@ -28,6 +28,8 @@ typedef struct skerry_seq_info {
     int64_t  surprisal_tokens;       /* tokens whose surprisal was handed over, their mean and population variance in nats */
     double   surprisal_mean;
     double   surprisal_variance;
+    int64_t  host_tokens;            /* SEKV: tokens whose only copy is on the host, zoomed in or not */
+    uint64_t host_bytes;             /* SEKV: detail this sequence refers to; shared detail counts fully */
 } skerry_seq_info;
 
 enum {
@@ -69,10 +71,13 @@ enum {
     SKERRY_RANGE_RECOVERED = 1u << 0, /* full tier, but restored from a low-bit record */
     SKERRY_RANGE_SHARED    = 1u << 1, /* bytes shared with a fork */
     SKERRY_RANGE_LEDGERED  = 1u << 2, /* a quantised record is held besides the active bytes */
-    SKERRY_RANGE_EXACT     = 1u << 3  /* an exact copy is held in host memory */
+    SKERRY_RANGE_EXACT     = 1u << 3, /* an exact copy is held in host memory */
+    SKERRY_RANGE_DETAIL    = 1u << 4, /* detail is held in host memory (SEKV) */
+    SKERRY_RANGE_ZOOMED    = 1u << 5  /* the last query read the detail */
 };
 
-/* plain. A run of positions of one KV head in one tier: the sinks, one window, or a run of evicted windows. */
+/* plain. A run of positions of one KV head in one tier: the sinks, one window, or a run of evicted windows. For a window that is on the
+ * host the formats are those of its detail. */
 typedef struct skerry_range {
     int64_t       begin;
     int64_t       end;

@@ -9,6 +9,7 @@
 #include <skerry/hooks.h>
 #include <skerry/tensor.h>
 #include <skerry/device.h>
+#include <skerry/router.h>
 #include <skerry/cache.h>
 #include <skerry/sequence.h>
 #include <skerry/step.h>

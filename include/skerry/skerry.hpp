@@ -7,7 +7,7 @@
  *
  * Failure      With exceptions, a negative status is thrown as skerry::Error; without them (-fno-exceptions) the same
  *              functions return it. Positive remarks (SKERRY_INCOMPLETE, SKERRY_MISS) are returned either way.
- * Objects      Move-only; a moved-from or failed object is empty and tests false. Context and Cache hold one reference of
+ * Objects      Move-only; a moved-from or failed object is empty and tests false. Context, Router and Cache hold one reference of
  *              theirs, so their order of destruction is free; a Sequence and a Step keep their cache alive.
  * Threads      As the C calls they stand for.
  */
@@ -109,6 +109,65 @@ private:
     }
 
     skerry_context *handle_;
+};
+
+/* A trained router, for skerry_sekv_desc.router; caches keep references of their own. */
+class Router {
+public:
+    Router() noexcept : handle_(nullptr) {}
+    ~Router() { skerry_router_release(handle_); }
+    Router(Router &&other) noexcept : handle_(other.take()) {}
+    Router &operator=(Router &&other) noexcept {
+        if (this != &other) {
+            skerry_router_release(handle_);
+            handle_ = other.take();
+        }
+        return *this;
+    }
+    Router(const Router &) = delete;
+    Router &operator=(const Router &) = delete;
+
+    skerry_status open(const Context &context, const skerry_router_desc &desc) {
+        skerry_error error = make<skerry_error>();
+        skerry_router *made = nullptr;
+        const skerry_status status = check(skerry_router_open(context.get(), &desc, &made, &error), error);
+        if (status >= 0) *this = adopt(made);
+        return status;
+    }
+    /* `path`: UTF-8. */
+    skerry_status open(const Context &context, const char *path) {
+        skerry_router_desc desc = make<skerry_router_desc>();
+        desc.path = path;
+        return open(context, desc);
+    }
+
+    /* Takes over one reference. */
+    static Router adopt(skerry_router *handle) noexcept {
+        Router router;
+        router.handle_ = handle;
+        return router;
+    }
+
+    /* A second reference to the same router. */
+    Router share() const noexcept { return adopt(skerry_router_retain(handle_)); }
+
+    skerry_status info(skerry_router_info &info) const {
+        skerry_error error = make<skerry_error>();
+        info.struct_size = static_cast<uint32_t>(sizeof(info));
+        return check(skerry_router_get_info(handle_, &info, &error), error);
+    }
+
+    skerry_router *get() const noexcept { return handle_; }
+    explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+private:
+    skerry_router *take() noexcept {
+        skerry_router *handle = handle_;
+        handle_ = nullptr;
+        return handle;
+    }
+
+    skerry_router *handle_;
 };
 
 class Cache {
@@ -291,6 +350,10 @@ public:
     skerry_status attend(const skerry_attend_desc &desc) {
         skerry_error error = make<skerry_error>();
         return check(skerry_step_attend(handle_, &desc, &error), error);
+    }
+    skerry_status zoom(int32_t layer, const skerry_tensor &queries, const skerry_stream *stream = nullptr) {
+        skerry_error error = make<skerry_error>();
+        return check(skerry_step_zoom(handle_, layer, &queries, stream, &error), error);
     }
     skerry_status gather(const skerry_gather_desc &desc, int32_t &tokens) {
         skerry_error error = make<skerry_error>();

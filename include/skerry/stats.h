@@ -13,7 +13,7 @@ typedef struct skerry_memory_info {
     uint32_t struct_size;
     uint32_t reserved;
     uint64_t budget_bytes;      /* UINT64_MAX: none */
-    uint64_t allocated_bytes;   /* pool + table + staging + exact + fixed: everything this cache holds */
+    uint64_t allocated_bytes;   /* pool + table + staging + exact + host + fixed: everything this cache holds */
     uint64_t pool_bytes;        /* records and full-precision tokens, free slots included; under the budget */
     uint64_t table_bytes;       /* work lists, scores, balance parameters; under the budget */
     uint64_t staging_bytes;     /* slots for tokens of a step in flight, scratch, the undo copy; declared at creation */
@@ -27,6 +27,9 @@ typedef struct skerry_memory_info {
     uint64_t used_dormant_bytes; /* ledger records that are not active */
     uint64_t used_exact_bytes;
     uint64_t full_cache_bytes;  /* the same committed tokens in a full cache of the store dtype */
+    uint64_t host_bytes;        /* SEKV: host memory for detail, its tables included */
+    uint64_t used_host_bytes;   /* of these: detail in use */
+    uint64_t used_zoom_bytes;   /* slots of fetched windows in use, kept and staged */
 } skerry_memory_info;
 
 /* Threads: one at a time per cache */
@@ -51,6 +54,15 @@ typedef struct skerry_counters {
     uint64_t record_bytes_written;
     uint64_t attended_bytes;     /* records and tiles read by attend */
     uint64_t nonfinite_values;   /* replaced by 0 */
+    uint64_t details_written;    /* SEKV: windows whose detail was put on the host */
+    uint64_t detail_bytes_written;
+    uint64_t details_refused;    /* windows that found the host tier full */
+    uint64_t zooms;              /* windows chosen by queries; = zooms_present + zooms_fetched + zooms_late */
+    uint64_t zooms_present;      /* lay in a slot already, or were on their way */
+    uint64_t zooms_fetched;      /* copied because a query wanted them */
+    uint64_t zooms_late;         /* SKERRY_ZOOM_SKIP: had not arrived */
+    uint64_t prefetches;         /* windows copied ahead */
+    uint64_t fetched_bytes;      /* copied from the host in all, prefetches included */
 } skerry_counters;
 
 /* Threads: one at a time per cache */

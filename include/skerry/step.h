@@ -74,6 +74,15 @@ typedef struct skerry_attend_desc {
  * Since:   0.1 */
 SKERRY_API skerry_status skerry_step_attend(skerry_step *step, const skerry_attend_desc *desc, skerry_error *error);
 
+/* For a host that attends itself, SEKV: every KV head chooses by `queries` [sequences, query_heads, key_dim] what it reads from the host,
+ * and fetches it; skerry_step_view, gather and observe of the layer then have it (tier HOST) in place of what the device holds of it, until
+ * this layer, or one that shares its cache, chooses again. One token per sequence in the step. skerry_step_attend chooses by itself.
+ * Errors:  ARGUMENT, STATE (more than one token, layer not appended), NONFINITE, UNSUPPORTED
+ * Threads: as skerry_step_append
+ * Since:   0.1 */
+SKERRY_API skerry_status skerry_step_zoom(skerry_step *step, int32_t layer, const skerry_tensor *queries, const skerry_stream *stream,
+                                          skerry_error *error);
+
 /* plain. Up to 16 (full and R formats) or 128 (C formats) consecutive tokens of one KV head, where they lie.
  * Full formats: keys are [key_dim][capacity] (token fastest), values [capacity][value_dim]. Others: docs/format.md.
  * Valid until the step ends. */
@@ -134,8 +143,18 @@ typedef struct skerry_observe_desc {
  * Errors:  ARGUMENT, STATE (layer not appended, scored already), NONFINITE. Threads: as skerry_step_append */
 SKERRY_API skerry_status skerry_step_observe(skerry_step *step, const skerry_observe_desc *desc, skerry_error *error);
 
-/* Hands over the surprisal of the step's tokens of one sequence in nats, -ln p(token | before). This version
- * keeps their statistics (skerry_seq_info); spans will be cut by them.
+/* Surprisal of `rows` tokens in nats, -ln softmax(logits row i)[tokens[i]], in one pass over logits [rows, vocabulary] (f32, f16 or bf16,
+ * packed rows, any row stride) without a copy of them. Row i is what the model says before tokens[i]: of a prompt, row t - 1 goes with
+ * token t, and token 0, which has no row, has surprisal 0. The error is at most 5e-7 + 1e-7 nats per nat. A refusal writes the rows before
+ * the culprit only.
+ * Errors:  ARGUMENT (shape, strides, token out of range), NONFINITE (NaN or +inf logit; a token of probability 0), UNSUPPORTED (device)
+ * Threads: any
+ * Since:   0.1 */
+SKERRY_API skerry_status skerry_surprisal_from_logits(const skerry_tensor *logits, const int32_t *tokens, int32_t rows, float *nats,
+                                                      skerry_error *error);
+
+/* Hands over the surprisal of the step's tokens of one sequence in nats, -ln p(token | before), once per step and before it is committed.
+ * SEKV cuts spans by it (SKERRY_SEGMENTS_SURPRISAL); any other cache keeps its statistics (skerry_seq_info).
  * Errors:  ARGUMENT (count), NONFINITE (NaN, infinite or negative). Threads: one at a time per cache */
 SKERRY_API skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, int32_t count,
                                                skerry_error *error);

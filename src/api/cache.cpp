@@ -35,7 +35,9 @@ Status read_cache_desc(const skerry_cache_desc *given, skerry_cache_desc *desc, 
 skerry_status skerry_cache_plan(skerry_context *context, const skerry_cache_desc *given, skerry_plan_info *info, skerry_error *error) {
     if (context == nullptr) return null_argument(error, 0, "context");
     uint32_t writable = 0;
-    if (const Status status = check_out_struct(info, sizeof *info, sizeof *info, 2, "info", &writable, error); status < 0) return status;
+    if (const Status status = check_out_struct(info, offsetof(skerry_plan_info, host_bytes), sizeof *info, 2, "info", &writable, error);
+        status < 0)
+        return status;
     return guarded(error, [&]() -> Status {
         skerry_cache_desc desc{};
         skerry_callbacks_desc callbacks{};
@@ -74,7 +76,9 @@ void skerry_cache_release(skerry_cache *cache) {
 skerry_status skerry_cache_get_plan(skerry_cache *cache, skerry_plan_info *info, skerry_error *error) {
     if (cache == nullptr) return null_argument(error, 0, "cache");
     uint32_t writable = 0;
-    if (const Status status = check_out_struct(info, sizeof *info, sizeof *info, 1, "info", &writable, error); status < 0) return status;
+    if (const Status status = check_out_struct(info, offsetof(skerry_plan_info, host_bytes), sizeof *info, 1, "info", &writable, error);
+        status < 0)
+        return status;
     skerry_plan_info filled = cache->plan.info;
     filled.cpu_features = cache->context->features;
     copy_out(filled, info, writable);
@@ -85,7 +89,9 @@ skerry_status skerry_cache_set_budget(skerry_cache *cache, const skerry_budget_d
     if (cache == nullptr) return null_argument(error, 0, "cache");
     return guarded(error, [&]() -> Status {
         skerry_budget_desc budget{};
-        if (const Status status = read_struct(given, sizeof budget, &budget, sizeof budget, 1, "budget", error); status < 0) return status;
+        if (const Status status = read_struct(given, offsetof(skerry_budget_desc, host_bytes), &budget, sizeof budget, 1, "budget", error);
+            status < 0)
+            return status;
         if (budget.flags != 0 || budget.reserved != 0)
             return unknown_flags(error, 1, budget.flags, 0, "budget.flags (or its reserved field)");
         return cache_set_budget(cache, budget, error);

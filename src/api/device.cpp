@@ -12,10 +12,14 @@ skerry_status skerry_context_create(const skerry_context_desc *given, skerry_con
     return guarded(error, [&]() -> Status {
         skerry_context_desc desc{};
         if (given != nullptr) {
-            const Status status = read_struct(given, sizeof desc, &desc, sizeof desc, 0, "desc", error);
+            const Status status = read_struct(given, offsetof(skerry_context_desc, transfer), &desc, sizeof desc, 0, "desc", error);
             if (status < 0) return status;
         }
-        if (desc.flags != 0 || desc.reserved != 0) return unknown_flags(error, 0, desc.flags, 0, "desc.flags (or its reserved field)");
+        if (desc.flags != 0) return unknown_flags(error, 0, desc.flags, 0, "desc.flags");
+        if (desc.transfer_threads > limits::max_transfer_threads) {
+            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 0, desc.transfer_threads, limits::max_transfer_threads,
+                        "desc.transfer_threads is %u, at most %u", desc.transfer_threads, limits::max_transfer_threads);
+        }
         if ((desc.allocator.alloc == nullptr) != (desc.allocator.release == nullptr)) {
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 0, 1, 2, "desc.allocator has only one of alloc and release");
         }

@@ -55,7 +55,9 @@ skerry_status skerry_seq_can_truncate(skerry_cache *cache, skerry_seq id, int64_
 skerry_status skerry_seq_get_info(skerry_cache *cache, skerry_seq id, skerry_seq_info *info, skerry_error *error) {
     if (cache == nullptr) return null_argument(error, 0, "cache");
     uint32_t writable = 0;
-    if (const Status status = check_out_struct(info, sizeof *info, sizeof *info, 2, "info", &writable, error); status < 0) return status;
+    if (const Status status = check_out_struct(info, offsetof(skerry_seq_info, host_tokens), sizeof *info, 2, "info", &writable, error);
+        status < 0)
+        return status;
     Sequence *seq = nullptr;
     if (const Status status = sequence_find(cache, id, &seq, error); status < 0) return status;
     skerry_seq_info filled{};

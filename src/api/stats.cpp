@@ -7,7 +7,9 @@ using namespace skerry;
 skerry_status skerry_cache_get_memory(skerry_cache *cache, skerry_memory_info *info, skerry_error *error) {
     if (cache == nullptr) return null_argument(error, 0, "cache");
     uint32_t writable = 0;
-    if (const Status status = check_out_struct(info, sizeof *info, sizeof *info, 1, "info", &writable, error); status < 0) return status;
+    if (const Status status = check_out_struct(info, offsetof(skerry_memory_info, host_bytes), sizeof *info, 1, "info", &writable, error);
+        status < 0)
+        return status;
     skerry_memory_info filled{};
     cache_memory(cache, &filled);
     copy_out(filled, info, writable);
@@ -17,7 +19,9 @@ skerry_status skerry_cache_get_memory(skerry_cache *cache, skerry_memory_info *i
 skerry_status skerry_cache_get_counters(skerry_cache *cache, skerry_counters *counters, skerry_error *error) {
     if (cache == nullptr) return null_argument(error, 0, "cache");
     uint32_t writable = 0;
-    if (const Status status = check_out_struct(counters, sizeof *counters, sizeof *counters, 1, "counters", &writable, error); status < 0)
+    if (const Status status =
+            check_out_struct(counters, offsetof(skerry_counters, details_written), sizeof *counters, 1, "counters", &writable, error);
+        status < 0)
         return status;
     copy_out(cache->counters, counters, writable);
     return SKERRY_OK;

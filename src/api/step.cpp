@@ -1,8 +1,7 @@
 #include <skerry/step.h>
 
-#include <cmath>
-
 #include "api/check.hpp"
+#include "policy/surprisal.hpp"
 
 using namespace skerry;
 
@@ -19,7 +18,7 @@ Status check_place(const skerry_step *step, int32_t seq_index, int32_t layer, in
 }
 
 Status check_tiers(uint32_t tiers, int32_t argument, skerry_error *error) {
-    constexpr uint32_t known = SKERRY_TIERS_FULL | SKERRY_TIERS_QUANTISED;
+    constexpr uint32_t known = SKERRY_TIERS_FULL | SKERRY_TIERS_QUANTISED | SKERRY_TIERS_HOST;
     return (tiers & ~known) == 0 ? SKERRY_OK : unknown_flags(error, argument, tiers, known, "tiers");
 }
 
@@ -63,6 +62,15 @@ skerry_status skerry_step_attend(skerry_step *step, const skerry_attend_desc *gi
     return guarded(error, [&] { return step_attend(step, desc, error); });
 }
 
+skerry_status skerry_step_zoom(skerry_step *step, int32_t layer, const skerry_tensor *queries, const skerry_stream *stream,
+                               skerry_error *error) {
+    if (step == nullptr) return null_argument(error, 0, "step");
+    if (queries == nullptr) return null_argument(error, 2, "queries");
+    if (const Status status = check_place(step, 0, layer, 0, error); status < 0) return status;
+    if (const Status status = check_stream(stream, 3, error); status < 0) return status;
+    return guarded(error, [&] { return step_zoom(step, layer, *queries, error); });
+}
+
 skerry_status skerry_step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t kv_head, uint32_t tiers, skerry_part *parts,
                                int32_t capacity, int32_t *needed, skerry_error *error) {
     if (step == nullptr) return null_argument(error, 0, "step");
@@ -104,12 +112,43 @@ skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const 
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, seq_index, count, expected, "%d surprisals for %d tokens", count,
                     expected);
     }
-    for (int32_t i = 0; i < count; ++i) {
-        if (std::isfinite(nats[i]) && nats[i] >= 0) continue;
-        return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, i, 0, 0,
-                    "surprisal of token %d is no finite number of at least 0", i);
+    if (const int64_t bad = surprisal_first_invalid(nats, count); bad >= 0) {
+        return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, static_cast<int32_t>(bad), 0, 0,
+                    "surprisal of token %lld is no finite number of at least 0", static_cast<long long>(bad));
     }
     return guarded(error, [&] { return step_surprisal(step, seq_index, nats, error); });
+}
+
+skerry_status skerry_surprisal_from_logits(const skerry_tensor *logits, const int32_t *tokens, int32_t rows, float *nats,
+                                           skerry_error *error) {
+    if (logits == nullptr) return null_argument(error, 0, "logits");
+    if (tokens == nullptr) return null_argument(error, 1, "tokens");
+    if (nats == nullptr) return null_argument(error, 3, "nats");
+    if (rows < 1) return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, 2, rows, 1, "rows is %d", rows);
+    const int64_t shape[2] = {rows, logits->shape[1]};
+    if (const Status status = check_tensor(*logits, 2, shape, false, 0, "logits", error); status < 0) return status;
+    if (shape[1] < 1 || shape[1] > INT32_MAX || (shape[1] > 1 && logits->stride[1] != 1)) {
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TENSOR, 1, logits->stride[1], 1,
+                    "a row of logits is not packed: its stride is %lld", static_cast<long long>(logits->stride[1]));
+    }
+    const int64_t stride = rows == 1 ? 0 : logits->stride[0];
+    const uint8_t *data = static_cast<const uint8_t *>(logits->data) + logits->byte_offset;
+    const SurprisalResult result = surprisal_rows(logits->dtype, data, rows, shape[1], stride, tokens, nats);
+    const int32_t row = static_cast<int32_t>(result.row);
+    switch (result.fault) {
+    case SurprisalFault::none:
+        return SKERRY_OK;
+    case SurprisalFault::token_out_of_range:
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, row, tokens[row], shape[1] - 1,
+                    "tokens[%d] is %d, the vocabulary ends at %lld", row, tokens[row], static_cast<long long>(shape[1] - 1));
+    case SurprisalFault::logit_not_finite:
+        return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, row, result.column, 0, "logits[%d, %lld] is NaN or +inf", row,
+                    static_cast<long long>(result.column));
+    case SurprisalFault::no_finite_surprisal:
+        break;
+    }
+    return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, row, tokens[row], 0, "tokens[%d] = %d has probability 0", row,
+                tokens[row]);
 }
 
 skerry_status skerry_step_commit(skerry_step *step, skerry_error *error) {

@@ -1,8 +1,11 @@
 #include "model/plan.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 
+#include "codec/router_key.hpp"
 #include "limits.hpp"
 #include "model/qevict_paper.hpp"
 
@@ -31,6 +34,8 @@ int32_t protected_windows(const PolicyConfig &policy) {
     if (!policy.routes()) return 0;
     const int64_t w = policy.window;
     if (policy.paper()) return static_cast<int32_t>(policy.recent / w + 2);
+    // A span's tokens stay until it closes; what is left of a window that a span has taken from is rewritten beside it.
+    if (policy.spans) return static_cast<int32_t>(ceil_div(policy.recent + policy.span_max + limits::anchor_run + policy.period, w) + 2);
     int64_t most = 0;
     for (int64_t k = 0; k <= 2 * w + policy.recent; ++k) {
         const int64_t now = k * policy.period;                                                // tokens behind the sinks when an event runs
@@ -94,6 +99,14 @@ int32_t epoch_count(const CachePlan &plan, const LayerGeometry &layer, int64_t h
     return static_cast<int32_t>(std::min<int64_t>(ceil_div(std::max<int64_t>(tokens, 1), limits::epoch_tokens) + 1, 65535));
 }
 
+// Exact tokens within spans get what is left.
+void set_anchors(const CachePlan &plan, const LayerGeometry &layer, uint64_t bytes, LaneQuota *q) {
+    const PolicyConfig &p = plan.policy;
+    q->anchor_slot_bytes = static_cast<uint32_t>(record_bytes(p.store_dtype, p.store_dtype, layer.key_dim, layer.value_dim, 1));
+    const uint64_t each = q->anchor_slot_bytes + slot_overhead_bytes + entry_table_bytes(p);
+    q->anchors = static_cast<int32_t>(std::min<uint64_t>(bytes / each, static_cast<uint64_t>(plan.length_tokens)));
+}
+
 void set_staging(const CachePlan &plan, int32_t step_tokens, int32_t prompt_tokens, LaneQuota *q) {
     const PolicyConfig &p = plan.policy;
     const int64_t tokens = p.prefill == SKERRY_PREFILL_WHOLE ? std::max(step_tokens, prompt_tokens) : step_tokens;
@@ -121,6 +134,48 @@ void set_undo_slots(const CachePlan &plan, int32_t step_tokens, LaneQuota *q) {
     if (p.quantises()) q->staging_records = static_cast<int32_t>(std::min<int64_t>(replaced, std::max(q->record_slots, 0)) + slack);
     if (p.has_wide()) q->staging_wide = static_cast<int32_t>(std::min<int64_t>(replaced, q->full_windows) + slack);
     if (!p.has_wide() && p.has_full_history()) q->staging_windows += static_cast<int32_t>(std::min<int64_t>(replaced, q->full_windows));
+}
+
+// Bytes that the host is planned to hold per detail: under a bound on the error most windows are content with r4.
+uint64_t host_detail_bytes(const PolicyConfig &p, const LayerGeometry &layer) {
+    return p.detail_error > 0 ? slot_bytes(SKERRY_FORMAT_R4, SKERRY_FORMAT_R4, layer, p.detail_tokens(), 0) : detail_slot_bytes(p, layer);
+}
+// The same with its reference count and its entry.
+uint64_t host_bytes_each(const PolicyConfig &p, const LayerGeometry &layer) {
+    const uint64_t bytes = host_detail_bytes(p, layer);
+    return bytes + bytes / place_bytes * host_unit_overhead_bytes + host_entry_bytes + host_extent_bytes;
+}
+
+// What reading from the host costs the device: keys for every window first, then slots to fetch into; `bytes` becomes what is left of it.
+void set_zoom(const CachePlan &plan, const LayerGeometry &layer, int64_t most, uint64_t *bytes, LaneQuota *q) {
+    const PolicyConfig &p = plan.policy;
+    if (!p.zooms(layer)) return;
+    LaneQuota zoom = *q;
+    zoom.detail_slot_bytes = detail_slot_bytes(p, layer);
+    int64_t windows = p.spans ? plan.length_tokens / p.span_min + limits::spare_spans : most;
+    if (plan.host_limit != unlimited)
+        windows = std::min<int64_t>(
+            windows, static_cast<int64_t>(std::min<uint64_t>(plan.host_limit / std::max<uint64_t>(plan.host_weight, 1), many_windows)));
+    const uint64_t balance = router_balance_bytes(p, layer);
+    const uint64_t key = router_key_table_bytes(p, layer);
+    if (*bytes <= balance) return;
+    windows = std::min<int64_t>(windows, static_cast<int64_t>((*bytes - balance) / key));
+    const auto share = [](int64_t count, uint64_t ppm) {
+        return static_cast<int64_t>((static_cast<uint64_t>(count) * ppm + 999999) / 1000000);
+    };
+    const uint64_t left = *bytes - balance - static_cast<uint64_t>(windows) * key;
+    const uint64_t chosen = 2 * sizeof(int32_t);
+    const int64_t fetch = std::min({share(windows, p.fetch_ppm), static_cast<int64_t>(std::min<uint64_t>(left / chosen, many_windows)),
+                                    limits::max_zoom_slots / (2 * static_cast<int64_t>(layer.kv_heads))});
+    if (windows < 1 || fetch < 1) return;
+    const uint64_t slot = uint64_t{plan.staged_slot_bytes} + slot_overhead_bytes + zoom_slot_state_bytes;
+    const int64_t fits = static_cast<int64_t>(std::min<uint64_t>((left - static_cast<uint64_t>(fetch) * chosen) / slot, many_windows));
+    zoom.host_windows = static_cast<int32_t>(windows);
+    zoom.fetch_windows = static_cast<int32_t>(fetch);
+    zoom.zoom_slots = static_cast<int32_t>(std::min<int64_t>({p.keep_windows, fits, fetch}));
+    *bytes -= static_cast<uint64_t>(zoom.zoom_slots) * (uint64_t{plan.staged_slot_bytes} + slot_overhead_bytes) +
+              zoom_table_bytes(p, layer, zoom);
+    *q = zoom;
 }
 
 uint64_t floor_bytes(const CachePlan &plan, const LayerGeometry &layer) {
@@ -162,6 +217,51 @@ uint64_t lane_share(const CachePlan &plan, const LayerGeometry &layer, uint64_t 
 
 } // namespace
 
+uint64_t router_key_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer) {
+    const skerry_route_params params = route_params(policy, layer);
+    return router_key_bytes(params) + static_cast<uint64_t>(params.vectors);
+}
+
+uint64_t router_balance_bytes(const PolicyConfig &policy, const LayerGeometry &layer) {
+    return policy.router != nullptr ? 0 : epoch_table_bytes(layer);
+}
+
+uint64_t zoom_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer, const LaneQuota &quota) {
+    if (quota.host_windows == 0) return 0;
+    return static_cast<uint64_t>(quota.host_windows) * router_key_table_bytes(policy, layer) + router_balance_bytes(policy, layer) +
+           static_cast<uint64_t>(quota.zoom_slots) * zoom_slot_state_bytes +
+           static_cast<uint64_t>(quota.fetch_windows) * 2 * sizeof(int32_t);
+}
+
+uint32_t detail_slot_bytes(const PolicyConfig &p, const LayerGeometry &layer) {
+    const int32_t tokens = p.detail_tokens();
+    if (p.detail_error > 0) return slot_bytes(p.store_dtype, p.store_dtype, layer, tokens, 0);
+    if (!is_l_format(p.detail_format)) return slot_bytes(p.detail_format, p.detail_format, layer, tokens, 0);
+    const int32_t key_rank = std::min({p.detail_rank, tokens, layer.key_dim});
+    const int32_t value_rank = std::min({p.detail_rank, tokens, layer.value_dim});
+    return static_cast<uint32_t>(
+        record_bytes(p.detail_format, p.detail_format, layer.key_dim, layer.value_dim, tokens, 0, key_rank, value_rank));
+}
+
+int32_t coding_tokens(const PolicyConfig &policy) {
+    return std::max({policy.window, r_tile_tokens, policy.zooms() ? policy.detail_tokens() : 0});
+}
+
+uint64_t factor_scratch_bytes(const skerry_kernels *kernels, const PolicyConfig &policy, const LayerGeometry &layer) {
+    if (policy.detail_error == 0 && !is_l_format(policy.detail_format)) return 0;
+    const int32_t tokens = policy.detail_tokens();
+    return std::max(kernels->factorise_scratch_bytes(layer.key_dim, tokens), kernels->factorise_scratch_bytes(layer.value_dim, tokens));
+}
+
+uint64_t host_record_bytes(const CachePlan &plan, const LayerGeometry &layer, const LaneQuota &quota) {
+    return static_cast<uint64_t>(quota.host_windows) * host_detail_bytes(plan.policy, layer);
+}
+
+int64_t open_surprisals(const CachePlan &plan) {
+    const PolicyConfig &p = plan.policy;
+    return p.sinks + p.recent + p.span_max + p.period + std::max(plan.info.max_step_tokens, plan.info.staging_tokens);
+}
+
 int32_t PolicyConfig::score_words() const { return score == SKERRY_SCORE_LAST || score == SKERRY_SCORE_WORST ? score_queries / period : 1; }
 
 uint64_t entry_table_bytes(const PolicyConfig &policy) {
@@ -181,10 +281,27 @@ uint64_t lane_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer
     if (policy.uses_epochs()) {
         bytes += static_cast<uint64_t>(epochs) * epoch_table_bytes(layer) + 4 * static_cast<uint64_t>(layer.key_dim);
     }
+    if (policy.zooms()) bytes += lane_zoom_bytes;
     return bytes;
 }
 
-LaneScratch lane_scratch(const LayerGeometry &layer, int32_t rows, int64_t tiles, int32_t epochs) {
+ZoomShape zoom_shape(const skerry_kernels *kernels, const PolicyConfig &policy, const LayerGeometry &layer, const LaneQuota &quota) {
+    ZoomShape zoom;
+    zoom.windows = quota.host_windows;
+    zoom.fetch = quota.fetch_windows;
+    // Low-rank detail is one tile; anything else, which a bound on the error may choose, tiles of 16 tokens.
+    zoom.tiles = int64_t{quota.fetch_windows} * ceil_div(policy.detail_tokens(), r_tile_tokens);
+    if (zoom.windows > 0) {
+        const skerry_route_params params = route_params(policy, layer);
+        const uint64_t key_dim = static_cast<uint64_t>(layer.key_dim), rank = static_cast<uint64_t>(params.dim);
+        zoom.query_bytes = 4 * (policy.router == nullptr ? 2 * key_dim : static_cast<uint64_t>(layer.group) * (rank + 1));
+        zoom.route_bytes = kernels->route_scratch_bytes(&params);
+    }
+    return zoom;
+}
+
+LaneScratch lane_scratch(const LayerGeometry &layer, int32_t rows, int64_t tiles, int32_t epochs, const ZoomShape &zoom) {
+    tiles += zoom.tiles;
     const uint64_t splits = static_cast<uint64_t>(lane_splits(tiles));
     const uint64_t heads = static_cast<uint64_t>(rows) * static_cast<uint64_t>(layer.group);
     const uint64_t key_dim = static_cast<uint64_t>(layer.key_dim);
@@ -205,7 +322,49 @@ LaneScratch lane_scratch(const LayerGeometry &layer, int32_t rows, int64_t tiles
     s.lse = take(heads * 4);
     s.epochs = take(static_cast<uint64_t>(epochs) * sizeof(skerry_epoch));
     s.epoch_floats = take(static_cast<uint64_t>(epochs) * 2 * key_dim * 4);
+    if (zoom.windows > 0) {
+        s.route = take(static_cast<uint64_t>(zoom.windows) * static_cast<uint64_t>(layer.group) * 4);
+        s.weights = take(static_cast<uint64_t>(zoom.windows));
+        s.selection = take(static_cast<uint64_t>(zoom.windows) * selection_window_bytes + selection_fixed_bytes);
+        s.chosen = take(static_cast<uint64_t>(2 * zoom.fetch) * 4);
+        s.tiles = take(static_cast<uint64_t>(tiles) * sizeof(skerry_tile));
+        s.origins = take(static_cast<uint64_t>(tiles) * 4);
+        s.router = take(zoom.query_bytes);
+        s.route_scratch = take(zoom.route_bytes);
+    }
     return s;
+}
+
+skerry_route_params route_params(const PolicyConfig &policy, const LayerGeometry &layer) {
+    skerry_route_params params{};
+    params.group = layer.group;
+    if (policy.router != nullptr) {
+        // docs/router-files.md: a scale of its own, and no cap.
+        params.form = SKERRY_ROUTE_PROJECTED;
+        params.dim = policy.router->summary_dim;
+        params.vectors = policy.router->centroids;
+        params.sets = policy.router->sets();
+        params.scale = 1.0f / std::sqrt(static_cast<float>(params.dim));
+        return params;
+    }
+    params.form = SKERRY_ROUTE_CENTROIDS;
+    params.dim = layer.key_dim;
+    params.vectors = router_centroids;
+    params.sets = 1;
+    params.scale = layer.scale;
+    params.softcap = layer.softcap;
+    return params;
+}
+
+uint64_t router_key_scratch_bytes(const PolicyConfig &policy, const LayerGeometry &layer) {
+    if (!policy.zooms(layer)) return 0;
+    const uint64_t key_dim = static_cast<uint64_t>(layer.key_dim);
+    if (policy.router == nullptr) return 4 * router_centroids * key_dim;
+    // Tokens and centroids, projected for all sets side by side, and one set's centroids; or one mean key.
+    const skerry_route_params params = route_params(policy, layer);
+    const uint64_t row = static_cast<uint64_t>(params.sets) * static_cast<uint64_t>(params.dim);
+    const uint64_t rows = static_cast<uint64_t>(policy.detail_tokens() + 2 * router_centroids);
+    return 4 * (rows * row + key_dim);
 }
 
 skerry_attend_params attend_params(const PolicyConfig &policy, const LayerGeometry &layer) {
@@ -222,7 +381,7 @@ skerry_attend_params attend_params(const PolicyConfig &policy, const LayerGeomet
     params.attention_factor = layer.attention_factor;
     params.value_group = policy.value_group;
     params.grid_dtype = policy.store_dtype == SKERRY_DTYPE_F16 ? SKERRY_DTYPE_F16 : SKERRY_DTYPE_BF16;
-    params.tiers = SKERRY_TIERS_FULL | SKERRY_TIERS_QUANTISED;
+    params.tiers = SKERRY_TIERS_FULL | SKERRY_TIERS_QUANTISED | SKERRY_TIERS_HOST;
     return params;
 }
 
@@ -234,24 +393,35 @@ uint64_t task_scratch_bytes(const PlanDevice &device, const PolicyConfig &policy
 
 uint64_t event_scratch_bytes(const PlanDevice &device, const PolicyConfig &policy, const LayerGeometry &layer, int64_t entries) {
     const uint64_t count = static_cast<uint64_t>(entries);
-    const int32_t capacity = std::max(policy.window, r_tile_tokens);
+    const int32_t capacity = coding_tokens(policy);
     const size_t code = std::max(device.kernels->code_scratch_bytes(layer.key_dim, capacity),
                                  device.kernels->code_scratch_bytes(layer.value_dim, capacity));
     const uint64_t rows = static_cast<uint64_t>(capacity) * static_cast<uint64_t>(layer.key_dim + layer.value_dim) * 4;
+    const uint64_t detail =
+        !policy.zooms(layer)
+            ? 0
+            : round_up(detail_slot_bytes(policy, layer), 64) +
+                  round_up(static_cast<uint64_t>(capacity) * static_cast<uint64_t>(std::max(layer.key_dim, layer.value_dim)) * 4, 64) +
+                  round_up(factor_scratch_bytes(device.kernels, policy, layer), 64);
     // Candidate, target, order; then the new list.
     return round_up(count * event_candidate_bytes, 64) + round_up(count * (entry_table_bytes(policy) + 8), 64) + round_up(rows, 64) +
-           round_up(code, 64) + round_up(static_cast<uint64_t>(layer.key_dim) * 40, 64) + 256;
+           round_up(code, 64) + detail + round_up(static_cast<uint64_t>(layer.key_dim) * 40, 64) +
+           round_up(router_key_scratch_bytes(policy, layer), 64) + 256;
 }
 
 uint64_t layer_scratch_bytes(const PlanDevice &device, const PolicyConfig &policy, const LayerGeometry &layer, int64_t entries,
-                             int32_t epochs) {
-    const uint64_t wide = static_cast<uint64_t>(layer.kv_heads) * lane_scratch(layer, 1, entries, epochs).bytes;
+                             int32_t epochs, const ZoomShape &zoom) {
+    const uint64_t wide = static_cast<uint64_t>(layer.kv_heads) * lane_scratch(layer, 1, entries, epochs, zoom).bytes;
     const uint64_t deep = lane_scratch(layer, limits::task_rows, entries, epochs).bytes;
     const uint64_t attend = std::max(wide, deep) + task_scratch_bytes(device, policy, layer, limits::task_rows);
     const uint64_t coding = event_scratch_bytes(device, policy, layer, 0); // append and gather
     const uint64_t event =
         policy.routes() ? static_cast<uint64_t>(layer.kv_heads) * event_scratch_bytes(device, policy, layer, entries) : coding;
-    return std::max(attend, event);
+    // Views and observations of a row that has zoomed in list it behind everything else.
+    const uint64_t listed = zoom.windows > 0 ? round_up(static_cast<uint64_t>(entries + zoom.tiles) * (sizeof(skerry_tile) + 4) + 64, 64) +
+                                                   static_cast<uint64_t>(layer.kv_heads) * zoomed_lane_bytes
+                                             : 0;
+    return std::max(attend, event) + listed;
 }
 
 LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
@@ -302,6 +472,7 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
         const auto fit = [&](uint64_t limit, uint64_t cost) {
             return static_cast<int64_t>(std::min<uint64_t>(limit / std::max<uint64_t>(cost, 1), static_cast<uint64_t>(most)));
         };
+        set_zoom(*this, layer, most, &bytes, &q);
         switch (policy.kind) {
         case SKERRY_POLICY_FULL:
             full = full_policy_windows(*this, layer, full_tokens);
@@ -312,6 +483,10 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
         case SKERRY_POLICY_QUANTISE:
             quantised = fit(std::min(bytes, quantised_most), record_cost);
             break;
+        case SKERRY_POLICY_SEKV:
+            if (policy.spans) set_anchors(*this, layer, bytes, &q);
+            if (!policy.residents) break;
+            [[fallthrough]];
         case SKERRY_POLICY_QEVICT: {
             const uint64_t share = scale_floor(bytes, policy.quantised_share_ppm, 1000000);
             quantised = fit(std::min(share, quantised_most), record_cost);
@@ -345,7 +520,8 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
     q.epochs = epoch_count(*this, layer, bounded ? std::max<int64_t>(full + quantised, 1) : 1);
     if (bounded) {
         const int64_t history = full * q.open_tiles + quantised * std::max(q.record_tiles, 1);
-        q.table_entries = static_cast<int32_t>(q.sink_tiles + static_cast<int64_t>(q.protected_windows) * q.open_tiles + history);
+        q.table_entries =
+            static_cast<int32_t>(q.sink_tiles + static_cast<int64_t>(q.protected_windows) * q.open_tiles + history + q.anchors);
     }
     q.staging_entries = q.staging_windows * q.open_tiles;
     if (bounded) set_undo_slots(*this, info.max_step_tokens, &q);
@@ -354,18 +530,94 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
 
 namespace {
 
+Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyConfig *p, skerry_error *error) {
+    if (policy.sekv != nullptr && !p->zooms()) {
+        return bad(error, SKERRY_SUBJECT_POLICY, policy.kind, SKERRY_POLICY_SEKV, "policy.sekv is given, but policy.kind");
+    }
+    if (!p->zooms()) return SKERRY_OK;
+    skerry_sekv_desc sekv{};
+    if (policy.sekv != nullptr) {
+        const Status status = read_struct(policy.sekv, sizeof(skerry_sekv_desc), &sekv, sizeof sekv, 1, "policy.sekv", error);
+        if (status < 0) return status;
+    }
+    if ((sekv.flags & ~static_cast<uint32_t>(SKERRY_SEKV_NO_RESIDENTS)) != 0) {
+        return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, SKERRY_SEKV_NO_RESIDENTS, "sekv.flags");
+    }
+    if (!is_r_format(p->key_format))
+        return bad(error, SKERRY_SUBJECT_FORMAT, p->key_format, SKERRY_FORMAT_R3, "policy.key_format with SEKV");
+    if (p->keeps_exact()) return bad(error, SKERRY_SUBJECT_FLAGS, p->flags, 0, "SKERRY_POLICY_KEEP_EXACT with SEKV: policy.flags");
+    if (sekv.segmentation < SKERRY_SEGMENTS_DEFAULT || sekv.segmentation > SKERRY_SEGMENTS_SURPRISAL)
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.segmentation, SKERRY_SEGMENTS_SURPRISAL, "sekv.segmentation");
+    p->spans = sekv.segmentation == SKERRY_SEGMENTS_SURPRISAL;
+    if (!p->spans && (sekv.span_min_tokens != 0 || sekv.span_max_tokens != 0 || sekv.anchor_threshold != 0))
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.span_min_tokens, 0, "sekv.span_min_tokens (or another option of SEGMENTS_SURPRISAL)");
+    if (p->spans) {
+        p->prefill = SKERRY_PREFILL_WHOLE;
+        p->span_min = sekv.span_min_tokens == 0 ? 64 : sekv.span_min_tokens;
+        p->span_max = sekv.span_max_tokens == 0 ? std::max(128, p->span_min) : sekv.span_max_tokens;
+        p->anchor_threshold = sekv.anchor_threshold == 0 ? 1.0f : sekv.anchor_threshold;
+        if (p->span_max < 1 || p->span_max > limits::max_window)
+            return bad(error, SKERRY_SUBJECT_WINDOW, sekv.span_max_tokens, limits::max_window, "sekv.span_max_tokens");
+        if (p->span_min < 4 || p->span_min > p->span_max)
+            return bad(error, SKERRY_SUBJECT_WINDOW, sekv.span_min_tokens, p->span_max, "sekv.span_min_tokens, at least 4,");
+        if (!(p->anchor_threshold > -100 && p->anchor_threshold < 100))
+            return bad(error, SKERRY_SUBJECT_POLICY, 0, 100, "sekv.anchor_threshold is no number between -100 and 100: it");
+        if (p->window > r_tile_tokens)
+            return bad(error, SKERRY_SUBJECT_WINDOW, p->window, r_tile_tokens, "policy.window_tokens with spans by surprisal");
+    }
+    p->residents = (sekv.flags & SKERRY_SEKV_NO_RESIDENTS) == 0 && !p->spans;
+    p->detail_format = sekv.detail_format == SKERRY_FORMAT_DEFAULT ? static_cast<skerry_format>(SKERRY_FORMAT_R4) : sekv.detail_format;
+    if (!is_r_format(p->detail_format) && !is_l_format(p->detail_format) && p->detail_format != store) {
+        return bad(error, SKERRY_SUBJECT_FORMAT, sekv.detail_format, SKERRY_FORMAT_R4, "sekv.detail_format");
+    }
+    p->detail_rank = sekv.detail_rank == 0 ? 16 : sekv.detail_rank;
+    if (p->detail_rank < 1 || p->detail_rank > l_tile_tokens)
+        return bad(error, SKERRY_SUBJECT_FORMAT, sekv.detail_rank, l_tile_tokens, "sekv.detail_rank");
+    p->detail_error = sekv.detail_error;
+    if (!(p->detail_error >= 0 && p->detail_error < 1))
+        return bad(error, SKERRY_SUBJECT_FORMAT, 0, 1, "sekv.detail_error is no number from 0 to below 1: it");
+    const auto ppm = [&](uint32_t given, uint32_t otherwise, uint32_t most, uint32_t least, const char *name, uint32_t *value) -> Status {
+        *value = given == 0 ? otherwise : given;
+        return *value >= least && *value <= most ? Status{SKERRY_OK} : bad(error, SKERRY_SUBJECT_POLICY, given, most, name);
+    };
+    if (const Status status = ppm(sekv.fetch_ppm, 120000, 1000000, 1, "sekv.fetch_ppm", &p->fetch_ppm); status < 0) return status;
+    if (const Status status = ppm(sekv.refine_ppm, 250000, 1000000, 1, "sekv.refine_ppm", &p->refine_ppm); status < 0) return status;
+    if (const Status status =
+            ppm(sekv.hysteresis_ppm, 2000000, 1000000000, 1000000, "sekv.hysteresis_ppm, at least 1000000,", &p->zoom_hysteresis_ppm);
+        status < 0)
+        return status;
+    p->keep_windows = sekv.keep_windows;
+    if (sekv.keep_windows < 0 || sekv.keep_windows > limits::max_keep_windows) {
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.keep_windows, limits::max_keep_windows, "sekv.keep_windows");
+    }
+    if (sekv.router != nullptr) {
+        const RouterWeights &router = sekv.router->weights;
+        if ((router.form == SKERRY_ROUTER_FORM_PAPER) != p->paper()) {
+            return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_POLICY, -1, router.form,
+                        p->paper() ? SKERRY_ROUTER_FORM_PAPER : SKERRY_ROUTER_FORM_PRODUCTION,
+                        "sekv.router (%s) has the form '%s', policy.fidelity is %s", router.model,
+                        router.form == SKERRY_ROUTER_FORM_PAPER ? "paper" : "production", p->paper() ? "paper" : "production");
+        }
+        p->router = &router;
+    }
+    p->miss = sekv.miss;
+    if (p->miss != SKERRY_ZOOM_WAIT && p->miss != SKERRY_ZOOM_SKIP)
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.miss, SKERRY_ZOOM_SKIP, "sekv.miss");
+    return SKERRY_OK;
+}
+
 Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConfig *out, skerry_error *error) {
     skerry_policy_desc policy{};
     if (desc.policy != nullptr) {
-        const Status status = read_struct(desc.policy, sizeof(skerry_policy_desc), &policy, sizeof policy, 1, "desc.policy", error);
+        const Status status = read_struct(desc.policy, offsetof(skerry_policy_desc, sekv), &policy, sizeof policy, 1, "desc.policy", error);
         if (status < 0) return status;
     }
     constexpr uint32_t known = SKERRY_POLICY_KEEP_EXACT | SKERRY_POLICY_ONE_WAY | SKERRY_POLICY_EVICT_FIRST;
     if ((policy.flags & ~known) != 0 || policy.reserved != 0) {
         return bad(error, SKERRY_SUBJECT_FLAGS, policy.flags, known, "policy.flags (or its reserved field)");
     }
-    if (policy.kind < SKERRY_POLICY_FULL || policy.kind > SKERRY_POLICY_QEVICT) {
-        return bad(error, SKERRY_SUBJECT_POLICY, policy.kind, SKERRY_POLICY_QEVICT, "policy.kind");
+    if (policy.kind < SKERRY_POLICY_FULL || policy.kind > SKERRY_POLICY_SEKV) {
+        return bad(error, SKERRY_SUBJECT_POLICY, policy.kind, SKERRY_POLICY_SEKV, "policy.kind");
     }
     if (policy.fidelity != SKERRY_FIDELITY_PRODUCTION && policy.fidelity != SKERRY_FIDELITY_PAPER) {
         return bad(error, SKERRY_SUBJECT_POLICY, policy.fidelity, SKERRY_FIDELITY_PAPER, "policy.fidelity");
@@ -434,7 +686,7 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
         return bad(error, SKERRY_SUBJECT_FORMAT, p.key_format, SKERRY_FORMAT_C2, "policy.key_format with fidelity paper");
     }
     // The per-channel formats carry no balance, which r8 would need.
-    const bool wide = p.kind == SKERRY_POLICY_QEVICT && !paper && is_r_format(p.key_format);
+    const bool wide = (p.kind == SKERRY_POLICY_QEVICT || p.zooms()) && !paper && is_r_format(p.key_format);
     p.full_format =
         policy.full_format == SKERRY_FORMAT_DEFAULT ? (wide ? static_cast<skerry_format>(SKERRY_FORMAT_R8) : store) : policy.full_format;
     if (p.full_format != store && (p.full_format != SKERRY_FORMAT_R8 || !wide)) {
@@ -457,6 +709,7 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     if (p.max_moves_ppm > 1000000) {
         return bad(error, SKERRY_SUBJECT_POLICY, policy.max_moves_ppm, 1000000, "policy.max_moves_ppm");
     }
+    if (const Status status = read_sekv(policy, store, &p, error); status < 0) return status;
     *out = p;
     return SKERRY_OK;
 }
@@ -470,6 +723,25 @@ Status check_layer_policy(const PolicyConfig &p, const LayerGeometry &layer, int
         if (layer.key_dim != layer.value_dim) {
             return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_VALUE_DIM, index, layer.value_dim, layer.key_dim,
                         "layer %d: fidelity paper needs key_dim = value_dim", index);
+        }
+    }
+    if (p.zooms() && !p.residents && layer.sliding_window > 0) {
+        return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_LAYER, index, layer.sliding_window, 0,
+                    "layer %d sees a sliding window, of which nothing would be left: spans by surprisal and SKERRY_SEKV_NO_RESIDENTS are "
+                    "for layers that "
+                    "see everything",
+                    index);
+    }
+    if (p.zooms(layer)) {
+        const bool key = device.kernels->supports(p.detail_format, SKERRY_SIDE_KEY, layer.key_dim) != 0;
+        const bool value = device.kernels->supports(p.detail_format, SKERRY_SIDE_VALUE, layer.value_dim) != 0;
+        const skerry_route_params route = route_params(p, layer);
+        const bool router = device.kernels->route_supports(&route) != 0;
+        if (!key || !value || !router) {
+            return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_KEY_DIM, index, key && value ? SKERRY_FORMAT_R2 : p.detail_format,
+                        0, "layer %d: format %d, which %s, is not offered at key_dim %d and value_dim %d", index,
+                        key && value ? SKERRY_FORMAT_R2 : p.detail_format, key && value ? "router keys need" : "sekv.detail_format names",
+                        layer.key_dim, layer.value_dim);
         }
     }
     if (!p.quantises()) return SKERRY_OK;
@@ -522,20 +794,28 @@ struct Totals {
     int32_t full = INT32_MAX;
     int32_t quantised = INT32_MAX;
     uint64_t overrun = 0;
+    uint64_t host = 0;
+    uint64_t router = 0;
+    uint64_t zoom = 0;
+    int32_t host_windows = INT32_MAX;
+    int32_t fetch_windows = INT32_MAX;
+    int32_t spans = 0;
+    int32_t heads = 0; // most KV heads of a layer that zooms, and most windows that one of them reads
+    int32_t looked = 0;
 };
 
 // Sums of one sequence over its lanes, given the plan's quotas.
 Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const PlanDevice &device, Totals *totals, skerry_error *error) {
     const PolicyConfig &p = plan.policy;
     Totals t;
-    t.table = sequence_state_bytes;
+    t.table = sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0);
     for (int32_t i = 0; i < desc.layer_count; ++i) {
         LayerGeometry layer;
         if (const Status status = read_layer(desc, i, &layer, error); status < 0) return status;
         const LaneQuota q = plan.quota(layer);
         const uint64_t lanes = static_cast<uint64_t>(layer.kv_heads);
         const int64_t tiles = q.entries();
-        t.scratch = std::max(t.scratch, layer_scratch_bytes(device, p, layer, tiles, q.epochs));
+        t.scratch = std::max(t.scratch, layer_scratch_bytes(device, p, layer, tiles, q.epochs, zoom_shape(device.kernels, p, layer, q)));
         t.table = add(t.table, layer_state_bytes);
         t.staging = add(t.staging, layer_state_bytes + 1);
         if (layer.source != i) continue;
@@ -546,15 +826,31 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
         const int64_t open = q.protected_windows + full_in_open;
         const uint64_t pool = add(add(slots(1, q.sink_slot_bytes), slots(open, q.open_slot_bytes)),
                                   add(slots(q.full_windows, q.wide_slot_bytes), slots(q.record_slots, q.record_slot_bytes)));
-        t.pool = add(t.pool, mul(lanes, pool));
+        const uint64_t zoom = slots(q.zoom_slots, plan.staged_slot_bytes);
+        t.pool = add(t.pool, mul(lanes, add(add(pool, zoom), slots(q.anchors, q.anchor_slot_bytes))));
+        if (p.zooms(layer)) {
+            t.zoom = add(t.zoom, mul(lanes, zoom));
+            const uint64_t keys = static_cast<uint64_t>(q.host_windows) * router_key_table_bytes(p, layer);
+            t.router = add(t.router, q.host_windows == 0 ? 0 : mul(lanes, keys + router_balance_bytes(p, layer)));
+            t.host = add(t.host, mul(lanes, static_cast<uint64_t>(q.host_windows) * host_bytes_each(p, layer)));
+            t.spans = p.spans ? std::max(t.spans, q.host_windows) : 0;
+            t.host_windows = std::min(t.host_windows, q.host_windows);
+            t.fetch_windows = std::min(t.fetch_windows, q.fetch_windows);
+            if (q.host_windows > 0) {
+                t.heads = std::max(t.heads, layer.kv_heads);
+                t.looked = std::max(t.looked, q.fetch_windows);
+            }
+        }
         const uint64_t entry = entry_table_bytes(p);
-        t.table = add(t.table, mul(lanes, static_cast<uint64_t>(q.table_entries) * entry + lane_table_bytes(p, layer, q.epochs)));
-        const uint64_t undo =
-            lane_state_bytes + (p.routes() ? static_cast<uint64_t>(q.entries()) * (entry + 8) +
-                                                 (p.uses_epochs() ? 4 * static_cast<uint64_t>(layer.key_dim) +
-                                                                        static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer)
-                                                                  : 0)
-                                           : 0);
+        t.table = add(t.table, mul(lanes, static_cast<uint64_t>(q.table_entries) * entry + lane_table_bytes(p, layer, q.epochs) +
+                                              zoom_table_bytes(p, layer, q)));
+        const uint64_t undo = lane_state_bytes +
+                              (p.routes() ? static_cast<uint64_t>(q.entries()) * (entry + 8) +
+                                                (p.uses_epochs() ? 4 * static_cast<uint64_t>(layer.key_dim) +
+                                                                       static_cast<uint64_t>(q.epochs) * epoch_table_bytes(layer)
+                                                                 : 0)
+                                          : 0) +
+                              (p.zooms() ? lane_zoom_bytes + static_cast<uint64_t>(q.fetch_windows) * 2 * sizeof(int32_t) : 0);
         const uint64_t staging =
             add(add(slots(q.staging_windows, q.open_slot_bytes), slots(q.staging_records, q.record_slot_bytes)),
                 add(slots(q.staging_wide, q.wide_slot_bytes), static_cast<uint64_t>(q.staging_entries) * entry + undo));
@@ -576,6 +872,8 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
             }
         }
     }
+    t.table = add(t.table, static_cast<uint64_t>(t.spans) * span_bytes);
+    if (p.spans) t.staging = add(t.staging, static_cast<uint64_t>(open_surprisals(plan)) * sizeof(float));
     *totals = t;
     return SKERRY_OK;
 }
@@ -594,6 +892,9 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         return bad(error, SKERRY_SUBJECT_DTYPE, store, SKERRY_DTYPE_BF16, "desc.store_dtype");
     if (const Status status = read_policy(desc, store, &plan.policy, error); status < 0) return status;
     PolicyConfig &p = plan.policy;
+    if (p.router != nullptr) {
+        if (const Status status = router_check_layers(*p.router, desc.layer_count, error); status < 0) return status;
+    }
 
     skerry_plan_info &info = plan.info;
     info.max_sequences = desc.max_sequences == 0 ? 1 : desc.max_sequences;
@@ -624,11 +925,20 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     if (given.full_bytes != 0) plan.full_limit = given.full_bytes / static_cast<uint64_t>(info.max_sequences);
     if (given.quantised_bytes != 0) plan.quantised_limit = given.quantised_bytes / static_cast<uint64_t>(info.max_sequences);
     plan.exact_bytes = p.keeps_exact() ? given.exact_bytes : 0;
+    if (p.zooms() && (given.length_tokens == 0 || (given.bytes == 0 && given.share_ppm == 0))) {
+        return bad(error, SKERRY_SUBJECT_BUDGET, given.length_tokens, 1,
+                   "budget.length_tokens, which SEKV needs beside bytes or share_ppm,");
+    }
+    if (given.host_bytes != 0) {
+        if (!p.zooms())
+            return bad(error, SKERRY_SUBJECT_BUDGET, static_cast<int64_t>(given.host_bytes), 0, "budget.host_bytes without SEKV");
+        plan.host_limit = given.host_bytes / static_cast<uint64_t>(info.max_sequences);
+    }
 
     plan.bounded = given.bytes > 0 || given.share_ppm > 0 || p.paper();
     uint64_t exact_round = 0; // one window of every lane
     // One walk: checks, full bytes, floors.
-    uint64_t floor = sequence_state_bytes;
+    uint64_t floor = sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0);
     uint64_t full_per_sequence = 0;
     uint64_t lanes_total = 0;
     for (int32_t i = 0; i < desc.layer_count; ++i) {
@@ -637,6 +947,9 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_LAYER, i, 0, 0, "desc.layers[%d] is NULL", i);
         }
         if (const Status status = read_layer(desc, i, &layer, error); status < 0) return status;
+        if (p.router != nullptr) {
+            if (const Status status = router_check_layer(*p.router, i, layer, error); status < 0) return status;
+        }
         floor = add(floor, layer_state_bytes);
         if (layer.source != i) continue;
         if (const Status status = check_layer_policy(p, layer, i, device, error); status < 0) return status;
@@ -648,6 +961,10 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         }
         floor = add(floor, mul(lanes, floor_bytes(plan, layer)));
         exact_round = add(exact_round, mul(lanes, shape.open_slot_bytes + slot_overhead_bytes));
+        if (p.zooms(layer)) {
+            plan.host_weight = add(plan.host_weight, mul(lanes, host_bytes_each(p, layer)));
+            plan.staged_slot_bytes = std::max(plan.staged_slot_bytes, detail_slot_bytes(p, layer));
+        }
         plan.history_weight = add(plan.history_weight, mul(lanes, lane_weight(plan, layer)));
         int64_t tokens = plan.length_tokens;
         if (layer.sliding_window > 0) tokens = std::min<int64_t>(tokens, layer.sliding_window);
@@ -753,6 +1070,25 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         info.readable_tokens = totals.readable;
         info.full_windows = totals.full;
         info.quantised_windows = totals.quantised;
+        if (p.zooms() && totals.host_windows != INT32_MAX) {
+            info.host_bytes = totals.host == 0 ? 0 : add(mul(totals.host, sequences), host_extent_bytes);
+            info.router_bytes = mul(totals.router, sequences);
+            info.zoom_bytes = mul(totals.zoom, sequences);
+            plan.staged_slots = 2 * int64_t{totals.heads} * totals.looked;
+            info.zoom_staging_bytes = mul(static_cast<uint64_t>(plan.staged_slots),
+                                          uint64_t{plan.staged_slot_bytes} + slot_overhead_bytes + zoom_slot_state_bytes);
+            info.staging_bytes = add(info.staging_bytes, info.zoom_staging_bytes);
+            info.host_windows = totals.host_windows;
+            info.fetch_windows = totals.fetch_windows;
+        }
+    }
+    if (p.zooms()) {
+        info.detail_format = p.detail_format;
+        info.fetch_ppm = p.fetch_ppm;
+        info.refine_ppm = p.refine_ppm;
+        info.zoom_hysteresis_ppm = p.zoom_hysteresis_ppm;
+        info.router_trained = p.router != nullptr ? 1 : 0;
+        info.router_vectors = p.router != nullptr ? p.router->centroids : router_centroids;
     }
     info.flags = p.flags;
     info.kind = p.kind;
@@ -782,7 +1118,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
 Status make_plan(const skerry_cache_desc &desc, const PlanDevice &device, CachePlan *plan, skerry_error *error) {
     skerry_budget_desc budget{};
     if (desc.budget != nullptr) {
-        const Status status = read_struct(desc.budget, sizeof(skerry_budget_desc), &budget, sizeof budget, 1, "desc.budget", error);
+        const Status status =
+            read_struct(desc.budget, offsetof(skerry_budget_desc, host_bytes), &budget, sizeof budget, 1, "desc.budget", error);
         if (status < 0) return status;
         if (budget.flags != 0 || budget.reserved != 0) return bad(error, SKERRY_SUBJECT_FLAGS, budget.flags, 0, "budget.flags");
     }

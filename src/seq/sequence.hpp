@@ -12,6 +12,7 @@
 #include "codec/layout.hpp"
 #include "limits.hpp"
 #include "model/plan.hpp"
+#include "seq/zoom.hpp"
 #include "stats/diagnostics.hpp"
 #include "store/pool.hpp"
 
@@ -20,7 +21,9 @@ namespace skerry {
 // skerry_tile.flags
 inline constexpr uint8_t tile_recovered = 1; // full tier, restored from a low-bit record
 inline constexpr uint8_t tile_wide = 2;      // full tier in the policy's full_format
-inline constexpr uint8_t tile_run_shift = 2; // events in a row outside the full tier, at most 63
+inline constexpr uint8_t tile_run_shift = 2; // events in a row outside the full tier, at most tile_run_most
+inline constexpr uint8_t tile_run_most = 15;
+inline constexpr uint8_t tile_alone = 64; // a slot of its own, whatever window its token is in: an anchor, or a part of a span
 
 struct Lane {
     uint32_t offset = 0;   // first entry in the sequence's arrays
@@ -45,7 +48,7 @@ struct EpochHead {
 struct LayerState {
     int64_t routed = 0;         // position of the last event that ran
     int64_t routed_windows = 0; // windows that had left the recent region then
-    int64_t let_go = 0;          // tokens seen when a sliding window last let windows go
+    int64_t let_go = 0;         // tokens seen when a sliding window last let windows go
     int64_t scored_from = 0;    // position of the first scored query; scores are empty while scored == 0
     uint64_t scored = 0;        // queries scored
     uint64_t scored_at_event = 0;
@@ -104,6 +107,7 @@ struct Sequence {
     Buffer<int64_t> pending; // [entry] masses of the open step that no event has folded into the scores
     Buffer<uint8_t> saved;   // [layer] saved_*
     Buffer<LayerState> undo_layers;
+    Owned<ZoomTables> zoom; // SEKV
 
     Lane &lane(int32_t index) { return tables.lanes[static_cast<size_t>(index)]; }
     const Lane &lane(int32_t index) const { return tables.lanes[static_cast<size_t>(index)]; }
@@ -127,7 +131,9 @@ inline int32_t window_of_position(const PolicyConfig &policy, int64_t position) 
 // The run of tiles, from `begin` on, that belongs to one window (or to the sinks).
 inline WindowSpan window_at(const PolicyConfig &policy, const skerry_tile *tiles, uint32_t begin, uint32_t count) {
     WindowSpan span{window_of_position(policy, tiles[begin].first), begin, begin + 1};
-    while (span.end < count && window_of_position(policy, tiles[span.end].first) == span.window)
+    if ((tiles[begin].flags & tile_alone) != 0) return span;
+    while (span.end < count && window_of_position(policy, tiles[span.end].first) == span.window &&
+           (tiles[span.end].flags & tile_alone) == 0)
         ++span.end;
     return span;
 }

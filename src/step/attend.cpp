@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "codec/epoch.hpp"
-#include "step/cache.hpp"
+#include "step/zoom.hpp"
 
 namespace skerry {
 
@@ -66,21 +66,32 @@ struct AttendCall {
     const float *sink_logits;
     bool scores;
     int64_t bad_queries = 0;
+    bool remember = false;  // what a row reads from the host is its position's own choice
+    bool zoom_only = false; // the host attends
 };
+
+// What reading from the host came to in one lane.
+struct ZoomedLane {
+    skerry_counters counters;
+    uint32_t tiles;
+};
+static_assert(sizeof(ZoomedLane) <= zoomed_lane_bytes);
 
 // Bytes of the parts that attention to these tiers reads. Neighbours mostly share a format.
 uint64_t lane_bytes_read(const PolicyConfig &p, const LayerGeometry &layer, const skerry_tile *tiles, uint32_t count, uint32_t tiers) {
     uint64_t sum = 0;
-    uint32_t format = 0;
+    uint64_t format = 0;
     uint64_t bytes = 0;
     for (uint32_t t = 0; t < count; ++t) {
         const skerry_tile &tile = tiles[t];
         if (((tiers >> tile.tier) & 1u) == 0) continue;
-        const uint32_t key = uint32_t{tile.key_format} | uint32_t{tile.value_format} << 8 | uint32_t{tile.capacity} << 16;
+        const uint64_t key = uint64_t{tile.key_format} | uint64_t{tile.value_format} << 8 | uint64_t{tile.capacity} << 16 |
+                             (is_l_format(tile.key_format) ? uint64_t{tile.epoch} << 24 : 0);
         if (key != format) {
             format = key;
-            bytes = part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group) +
-                    part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group);
+            bytes = part_bytes(tile.key_format, SKERRY_SIDE_KEY, layer.key_dim, tile.capacity, p.value_group, tile_key_rank(tile.epoch)) +
+                    part_bytes(tile.value_format, SKERRY_SIDE_VALUE, layer.value_dim, tile.capacity, p.value_group,
+                               tile_value_rank(tile.epoch));
         }
         sum += bytes;
     }
@@ -121,20 +132,52 @@ void normalise_masses(float *tile_sum, const float *tile_max, const float *lse, 
     }
 }
 
+// What rows attend to in one lane: its own list, or one with windows from the host.
+struct RowList {
+    const skerry_tile *tiles = nullptr;
+    const int32_t *origins = nullptr; // place of each entry in the lane's own list, -1: none; nullptr: it is that list
+    uint32_t count = 0;
+
+    int32_t origin(uint32_t t) const { return origins == nullptr ? static_cast<int32_t>(t) : origins[t]; }
+};
+
+RowList own_list(const Sequence *seq, const Lane &lane) { return {seq->tiles(lane), nullptr, lane.tiles}; }
+
+// The list of the step's last row where that has zoomed in, in the last bytes of the scratch.
+RowList zoomed_list(skerry_cache *cache, const StepSequence &part, const LayerGeometry &layer, int32_t head) {
+    const Sequence *seq = part.seq;
+    const Lane &lane = seq->lane(layer.lane + head);
+    if (!cache->policy().zooms(layer)) return own_list(seq, lane);
+    const LaneZoom &zoom = seq->zoom->lane(layer.lane + head);
+    if (zoom.position != part.base + part.count - 1) return own_list(seq, lane);
+    zoom_ensure(cache, part.seq, layer, layer.lane + head);
+    const ZoomShape shape = zoom_shape(&cache->kernels(), cache->policy(), layer, cache->quotas[static_cast<size_t>(layer.source)]);
+    const size_t most = lane.tiles + static_cast<size_t>(shape.tiles);
+    uint8_t *at = cache->scratch.data() + (cache->scratch.size() - most * (sizeof(skerry_tile) + sizeof(int32_t))) / 16 * 16;
+    skerry_tile *tiles = reinterpret_cast<skerry_tile *>(at);
+    int32_t *origins = reinterpret_cast<int32_t *>(tiles + most);
+    const uint32_t count =
+        zoom_list(cache, seq, layer, lane, zoom, seq->zoom->current(zoom), static_cast<int32_t>(zoom.current), tiles, origins);
+    return {tiles, origins, count};
+}
+
 // Masses of the rows on each window of one lane, into pending; rows in position order. Also the mass on quantised windows.
-void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t rows, const float *lse, const float *tile_max,
-                float *tile_sum, int64_t *quantised) {
+void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, const RowList &list, int32_t rows, const float *lse,
+                const float *tile_max, float *tile_sum, int64_t *quantised) {
     const PolicyConfig &p = call.cache->policy();
     const size_t group = static_cast<size_t>(call.layer->group);
     const size_t heads = static_cast<size_t>(rows) * group;
-    normalise_masses(tile_sum, tile_max, lse, heads, lane.tiles);
-    const skerry_tile *tiles = seq->tiles(lane);
+    normalise_masses(tile_sum, tile_max, lse, heads, list.count);
+    const skerry_tile *tiles = list.tiles;
     int64_t *pending = seq->pending.data() + lane.offset;
     const float share = 1.0f / static_cast<float>(group);
     int64_t on_records = 0;
-    for (uint32_t t = 0; t < lane.tiles;) {
-        const WindowSpan span = window_at(p, tiles, t, lane.tiles);
-        int64_t sum = pending[t];
+    for (uint32_t t = 0; t < list.count;) {
+        const WindowSpan span = window_at(p, tiles, t, list.count);
+        t = span.end;
+        const int32_t origin = list.origin(span.begin);
+        if (origin < 0) continue; // a window that the device holds nothing of has no score
+        int64_t sum = pending[origin];
         for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
             float mass = 0;
             for (uint32_t k = span.begin; k < span.end; ++k) {
@@ -145,10 +188,9 @@ void add_masses(const AttendCall &call, Sequence *seq, const Lane &lane, int32_t
             if (!(mass > 0)) continue;
             const int64_t fixed = to_mass(static_cast<double>(mass * share));
             sum = score_combine(call.cache->scores, sum, fixed);
-            if (tiles[t].tier == SKERRY_TIER_QUANTISED) on_records = add_mass(on_records, fixed);
+            if (tiles[span.begin].tier == SKERRY_TIER_QUANTISED) on_records = add_mass(on_records, fixed);
         }
-        pending[t] = sum;
-        t = span.end;
+        pending[origin] = sum;
     }
     *quantised = on_records;
 }
@@ -180,8 +222,20 @@ void split_range(const PolicyConfig &p, const skerry_tile *tiles, int32_t count,
     }
 }
 
+// Whether this call reads from the host: rows then come one by one, since each chooses for itself.
+bool zooms_now(const AttendCall &call, const Sequence *seq) {
+    // Also where only low-bit records are asked for: those of windows that are read from the host make way.
+    return (call.params.tiers & (SKERRY_TIERS_HOST | SKERRY_TIERS_QUANTISED)) != 0 && zoom_window_count(call.cache, seq, *call.layer) > 0;
+}
+
+// What is attended after a row: a layer of a sequence.
+struct NextLook {
+    Sequence *seq;
+    const LayerGeometry *layer;
+};
+
 // Rows [row, row + rows) of one sequence over all KV heads, in batches of heads that fit the scratch.
-Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row, int32_t rows) {
+Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row, int32_t rows, const NextLook *next) {
     skerry_cache *cache = call.cache;
     const LayerGeometry &layer = *call.layer;
     Sequence *seq = part.seq;
@@ -199,20 +253,29 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
         most_tiles = std::max(most_tiles, lane.tiles);
         most_epochs = std::max(most_epochs, lane.epochs);
     }
-    const LaneScratch offsets = lane_scratch(layer, rows, most_tiles, static_cast<int32_t>(most_epochs));
+    const bool zooms = zooms_now(call, seq);
+    const uint64_t serial = zooms ? ++cache->zoom_serial : 0;
+    const ZoomShape shape = zooms ? zoom_shape(&cache->kernels(), p, layer, cache->quotas[static_cast<size_t>(layer.source)]) : ZoomShape{};
+    const LaneScratch offsets = lane_scratch(layer, rows, most_tiles, static_cast<int32_t>(most_epochs), shape);
     const PlanDevice device = cache->context->device();
     const size_t per_task = round_up(cache->kernels().attend_scratch_bytes(&call.params, rows, limits::split_tiles), 64);
     const size_t for_tasks = per_task * static_cast<size_t>(device.task_slots);
-    const int32_t batch = static_cast<int32_t>(
-        std::min<uint64_t>((cache->scratch.size() - for_tasks) / offsets.bytes, static_cast<uint64_t>(layer.kv_heads)));
+    const int32_t batch = static_cast<int32_t>(std::min<uint64_t>(
+        (cache->scratch.size() - for_tasks) / (offsets.bytes + (zooms ? sizeof(ZoomedLane) : 0)), static_cast<uint64_t>(layer.kv_heads)));
     uint8_t *lane_base = cache->scratch.data() + for_tasks;
     TaskScratch places(cache->scratch.data(), per_task, device.task_slots);
-    const int32_t splits = static_cast<int32_t>(lane_splits(most_tiles));
+    const int32_t splits = static_cast<int32_t>(lane_splits(most_tiles + shape.tiles));
+    const auto list_of = [&](uint8_t *base, const Lane &lane, uint32_t zoomed) -> RowList {
+        if (!zooms) return own_list(seq, lane);
+        return {reinterpret_cast<const skerry_tile *>(base + offsets.tiles), reinterpret_cast<const int32_t *>(base + offsets.origins),
+                zoomed};
+    };
     const int64_t query_row = part.row + row;
 
     for (int32_t first = 0; first < layer.kv_heads; first += batch) {
         const int32_t count = std::min(batch, layer.kv_heads - first);
         std::atomic<uint64_t> bytes_read{0};
+        ZoomedLane *zoomed = reinterpret_cast<ZoomedLane *>(lane_base + offsets.bytes * static_cast<size_t>(batch));
         const auto prepare = [&](int32_t i) {
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const int32_t h = first + i;
@@ -227,20 +290,47 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             const Lane &lane = seq->lane(layer.lane + h);
             decode_epochs(seq, lane, layer, reinterpret_cast<skerry_epoch *>(base + offsets.epochs),
                           reinterpret_cast<float *>(base + offsets.epoch_floats));
-            bytes_read.fetch_add(lane_bytes_read(p, layer, seq->tiles(lane), lane.tiles, call.params.tiers), std::memory_order_relaxed);
+            if (zooms) {
+                const int32_t place = places.take();
+                const ZoomCall zoom{cache,
+                                    seq,
+                                    &layer,
+                                    &call.params,
+                                    reinterpret_cast<const skerry_epoch *>(base + offsets.epochs),
+                                    queries,
+                                    reinterpret_cast<float *>(base + offsets.out),
+                                    reinterpret_cast<float *>(base + offsets.max),
+                                    reinterpret_cast<float *>(base + offsets.sum),
+                                    places.at(place),
+                                    row_positions[0],
+                                    serial,
+                                    call.remember};
+                zoomed[i] = ZoomedLane{};
+                zoomed[i].tiles = zoom_row(zoom, h, offsets, base, &zoomed[i].counters);
+                places.give(place);
+            }
+            const RowList list = list_of(base, lane, zooms ? zoomed[i].tiles : 0);
+            bytes_read.fetch_add(lane_bytes_read(p, layer, list.tiles, list.count, call.params.tiers), std::memory_order_relaxed);
         };
         if (const Status status = cache->context->workers.run(count, prepare); status < 0) return status;
+        for (int32_t i = 0; zooms && i < count; ++i)
+            add_zoom_counters(&call.step->counters, zoomed[i].counters);
+        if (call.zoom_only) continue;
+        // The next to be attended reads much of what it read before: it comes while this one is attended.
+        if (zooms && next != nullptr && first + count == layer.kv_heads)
+            zoom_prefetch(cache, next->seq, *next->layer, &call.step->counters);
         const auto run = [&](int32_t task_index) {
             const int32_t i = task_index / splits;
             const int32_t split = task_index % splits;
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const Lane &lane = seq->lane(layer.lane + first + i);
+            const RowList list = list_of(base, lane, zooms ? zoomed[i].tiles : 0);
             skerry_attend_task task{};
-            task.tiles = seq->tiles(lane);
+            task.tiles = list.tiles;
             task.epochs = reinterpret_cast<const skerry_epoch *>(base + offsets.epochs);
             task.queries = reinterpret_cast<const float *>(base + offsets.queries);
             task.row_positions = row_positions;
-            split_range(p, seq->tiles(lane), static_cast<int32_t>(lane.tiles), split, &task.tile_begin, &task.tile_end);
+            split_range(p, list.tiles, static_cast<int32_t>(list.count), split, &task.tile_begin, &task.tile_end);
             task.rows = rows;
             const size_t split_heads = static_cast<size_t>(split) * static_cast<size_t>(heads);
             task.out = reinterpret_cast<float *>(base + offsets.out) + split_heads * static_cast<size_t>(layer.value_dim);
@@ -275,9 +365,9 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             uint8_t *base = lane_base + offsets.bytes * static_cast<size_t>(i);
             const Lane &lane = seq->lane(layer.lane + first + i);
             int64_t quantised = 0;
-            add_masses(call, seq, lane, rows, reinterpret_cast<const float *>(base + offsets.lse),
-                       reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<float *>(base + offsets.tile_sum),
-                       &quantised);
+            add_masses(call, seq, lane, list_of(base, lane, zooms ? zoomed[i].tiles : 0), rows,
+                       reinterpret_cast<const float *>(base + offsets.lse), reinterpret_cast<const float *>(base + offsets.tile_max),
+                       reinterpret_cast<float *>(base + offsets.tile_sum), &quantised);
             std::memcpy(base + offsets.max, &quantised, sizeof quantised);
         };
         if (states && cache->context->workers.run(count, score) < 0) return SKERRY_ERROR_INTERNAL;
@@ -301,7 +391,8 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
             std::memcpy(&quantised, base + offsets.max, sizeof quantised);
             state.mass_quantised += static_cast<uint64_t>(quantised);
             state.mass_all += static_cast<uint64_t>(rows) << mass_bits;
-            if (p.uses_epochs()) {
+            // A layer that shares the cache comes in no order that positions tell.
+            if (p.uses_epochs() && layer.source == call.index) {
                 const float *queries = reinterpret_cast<const float *>(base + offsets.queries);
                 float *squares = seq->tables.query_squares.data() + lane.query_offset;
                 for (int32_t r = 0; r < rows; ++r) {
@@ -374,7 +465,7 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, desc.layer, error); status < 0) return status;
     uint8_t &state = step->layers[static_cast<size_t>(desc.layer)];
-    const uint32_t every_tier = SKERRY_TIERS_FULL | SKERRY_TIERS_QUANTISED;
+    const uint32_t every_tier = SKERRY_TIERS_FULL | SKERRY_TIERS_QUANTISED | SKERRY_TIERS_HOST;
     const uint32_t tiers = desc.tiers == 0 ? every_tier : desc.tiers;
     const bool whole = tiers == every_tier;
     const bool scores = whole && (desc.flags & SKERRY_ATTEND_NO_SCORE) == 0;
@@ -411,7 +502,8 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
                     desc.lse != nullptr,
                     desc.sink_logits,
                     scores && p.routes(),
-                    0};
+                    0,
+                    scores && layer.source == desc.layer};
     if (desc.lse != nullptr) {
         call.lse =
             TensorRows{desc.lse, desc.lse->shape[0] == 1 ? 0 : desc.lse->stride[0], desc.lse->shape[1] == 1 ? 0 : desc.lse->stride[1], 0};
@@ -442,10 +534,26 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
             int64_t stop = std::min<int64_t>(end, position + limits::task_rows);
             const int64_t event = source == desc.layer && scores ? event_after(step, seq, position) : INT64_MAX;
             if (p.routes()) stop = std::min(stop, next_event_after(p, position)); // periods, also where nothing moves
+            if (zooms_now(call, seq)) stop = position + 1;
             stop = std::min(stop, event);
             if (scores && p.routes()) open_period(cache, seq, source, part.base, position);
             const int32_t rows = static_cast<int32_t>(stop - position);
-            const Status status = attend_rows(call, part, static_cast<int32_t>(position - part.base), rows);
+            // Of the last row, that is the next sequence, or the next layer that stores.
+            NextLook next{part.seq, nullptr};
+            const size_t place = static_cast<size_t>(&part - step->seqs.begin());
+            if (cache->policy().zooms() && stop == end && scores) {
+                if (place + 1 < step->seqs.size()) {
+                    next = NextLook{step->seqs[place + 1].seq, &layer};
+                } else {
+                    size_t after = static_cast<size_t>(desc.layer) + 1;
+                    while (after < cache->layers.size() && cache->layers[after].source != static_cast<int32_t>(after))
+                        ++after;
+                    // Behind the last layer comes the first one, in the next step.
+                    next = NextLook{step->seqs[0].seq, &cache->layers[after < cache->layers.size() ? after : 0]};
+                }
+            }
+            const Status status =
+                attend_rows(call, part, static_cast<int32_t>(position - part.base), rows, next.layer != nullptr ? &next : nullptr);
             if (status < 0) {
                 if (moved || position > part.base || &part != step->seqs.begin()) step->layers[static_cast<size_t>(source)] |= layer_broken;
                 return fail(error, status, SKERRY_SUBJECT_PARALLEL_FOR, desc.layer, 0, 0,
@@ -469,6 +577,41 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
     return SKERRY_OK;
 }
 
+Status step_zoom(skerry_step *step, int32_t index, const skerry_tensor &queries, skerry_error *error) {
+    skerry_cache *cache = step->cache;
+    const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
+    Lock lock(cache->step_mutex);
+    if (const Status status = check_layer(step, index, error); status < 0) return status;
+    const int64_t query_shape[3] = {step->rows, layer.query_heads, layer.key_dim};
+    if (const Status status = check_tensor(queries, 3, query_shape, false, 2, "queries", error); status < 0) return status;
+    AttendCall call{step,  cache, &layer, index, attend_params(cache->policy(), layer), tensor_rows(queries), {}, {}, false, nullptr,
+                    false, 0,     true,   true};
+    for (int32_t r = 0; r < step->rows; ++r) {
+        for (int32_t h = 0; h < layer.query_heads; ++h) {
+            if (count_unstorable(call.queries, r, h, layer.key_dim, SKERRY_DTYPE_F32) == 0) continue;
+            return fail(error, SKERRY_ERROR_NONFINITE, SKERRY_SUBJECT_VALUES, r, 1, 0,
+                        "layer %d, token %d, head %d: queries are not finite", index, r, h);
+        }
+    }
+    for (size_t s = 0; s < step->seqs.size(); ++s) {
+        const StepSequence &part = step->seqs[s];
+        if (part.count == 1 || !zooms_now(call, part.seq)) continue;
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_TOKENS, static_cast<int32_t>(s), part.count, 1,
+                    "each query chooses for itself: a step that zooms in for a host's own attention has one token per sequence, not %d",
+                    part.count);
+    }
+    call.params.pool = cache->pool.view();
+    call.params.exact = cache->plan.info.exact_attend != 0 ? 1 : 0;
+    for (const StepSequence &part : step->seqs) {
+        if (!zooms_now(call, part.seq)) continue;
+        if (const Status status = attend_rows(call, part, 0, 1, nullptr); status < 0) {
+            return fail(error, status, SKERRY_SUBJECT_PARALLEL_FOR, index, 0, 0,
+                        "layer %d: the host's parallel_for failed or left work out", index);
+        }
+    }
+    return SKERRY_OK;
+}
+
 Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_error *error) {
     skerry_cache *cache = step->cache;
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(desc.layer)];
@@ -478,7 +621,6 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
     if (const Status status = host_stops(step, desc.layer, error); status < 0) return status;
     const StepSequence &part = step->seqs[static_cast<size_t>(desc.seq_index)];
     Sequence *seq = part.seq;
-    const Lane &lane = seq->lane(layer.lane + desc.kv_head);
     uint8_t &seen = step->observed[static_cast<size_t>(desc.seq_index) * static_cast<size_t>(cache->lanes) +
                                    static_cast<size_t>(layer.lane + desc.kv_head)];
     if ((step->layers[static_cast<size_t>(desc.layer)] & layer_scored) != 0 || (seen != 0 && layer.source == desc.layer)) {
@@ -503,9 +645,10 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
     if (desc.merged_lse != nullptr && desc.masses != nullptr) {
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_ARGUMENT, 1, 2, 1, "masses and merged_lse exclude each other");
     }
-    const skerry_tile *tiles = seq->tiles(lane);
+    const RowList list = zoomed_list(cache, part, layer, desc.kv_head);
+    const skerry_tile *tiles = list.tiles;
     int64_t tokens = 0;
-    for (uint32_t t = 0; t < lane.tiles; ++t)
+    for (uint32_t t = 0; t < list.count; ++t)
         tokens += tiles[t].count;
     if (desc.masses != nullptr) {
         if (desc.token_count != tokens) {
@@ -558,8 +701,9 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
             }
         }
         if (desc.masses != nullptr) {
-            for (uint32_t t = 0, column = 0; t < own.tiles;) {
-                const WindowSpan span = window_at(p, tiles, t, own.tiles);
+            for (uint32_t t = 0, column = 0; t < list.count;) {
+                const WindowSpan span = window_at(p, tiles, t, list.count);
+                const int32_t origin = list.origin(span.begin);
                 uint32_t width = 0;
                 for (uint32_t k = span.begin; k < span.end; ++k)
                     width += tiles[k].count;
@@ -569,7 +713,7 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
                     for (uint32_t k = 0; k < width; ++k)
                         mass += masses[k];
                     const int64_t fixed = to_mass(static_cast<double>(mass));
-                    pending[t] = score_combine(cache->scores, pending[t], fixed);
+                    if (origin >= 0) pending[origin] = score_combine(cache->scores, pending[origin], fixed);
                     if (tiles[t].tier == SKERRY_TIER_QUANTISED) quantised = add_mass(quantised, fixed);
                 }
                 column += width;
@@ -577,10 +721,10 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
             }
         } else if (desc.merged_lse != nullptr) {
             // A second pass over this head with the log-sum-exp known (decisions.md 9).
-            AttendCall call{step, cache, &layer, desc.layer, attend_params(p, layer), {}, {}, {}, false, nullptr, true, 0};
+            AttendCall call{step, cache, &layer, desc.layer, attend_params(p, layer), {}, {}, {}, false, nullptr, true, 0, false};
             call.params.pool = cache->pool.view();
             call.params.exact = static_cast<uint32_t>(cache->plan.info.exact_attend);
-            const LaneScratch offsets = lane_scratch(layer, rows, own.tiles, static_cast<int32_t>(own.epochs));
+            const LaneScratch offsets = lane_scratch(layer, rows, list.count, static_cast<int32_t>(own.epochs));
             const size_t per_task = round_up(cache->kernels().attend_scratch_bytes(&call.params, rows, limits::split_tiles), 64);
             uint8_t *base = cache->scratch.data() + per_task;
             float *copied = reinterpret_cast<float *>(base + offsets.queries);
@@ -591,14 +735,14 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
             int32_t row_positions[limits::task_rows];
             for (int32_t r = 0; r < rows; ++r)
                 row_positions[r] = static_cast<int32_t>(position + r);
-            for (uint32_t begin = 0; begin < own.tiles; begin += limits::split_tiles) {
+            for (uint32_t begin = 0; begin < list.count; begin += limits::split_tiles) {
                 skerry_attend_task task{};
                 task.tiles = tiles;
                 task.epochs = epochs;
                 task.queries = queries;
                 task.row_positions = row_positions;
                 task.tile_begin = static_cast<int32_t>(begin);
-                task.tile_end = static_cast<int32_t>(std::min(begin + static_cast<uint32_t>(limits::split_tiles), own.tiles));
+                task.tile_end = static_cast<int32_t>(std::min(begin + static_cast<uint32_t>(limits::split_tiles), list.count));
                 task.rows = rows;
                 task.out = reinterpret_cast<float *>(base + offsets.out);
                 task.max = reinterpret_cast<float *>(base + offsets.max);
@@ -609,11 +753,11 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
                 task.scratch = cache->scratch.data();
                 cache->kernels().attend(&call.params, &task);
             }
-            add_masses(call, seq, own, rows, desc.merged_lse + static_cast<ptrdiff_t>(row) * layer.group,
+            add_masses(call, seq, own, list, rows, desc.merged_lse + static_cast<ptrdiff_t>(row) * layer.group,
                        reinterpret_cast<const float *>(base + offsets.tile_max), reinterpret_cast<float *>(base + offsets.tile_sum),
                        &quantised);
         }
-        if (desc.queries != nullptr && p.uses_epochs()) {
+        if (desc.queries != nullptr && p.uses_epochs() && layer.source == desc.layer) {
             float *squares = seq->tables.query_squares.data() + own.query_offset;
             for (int32_t r = 0; r < rows; ++r) {
                 add_query_squares(squares, queries + r * layer.group * layer.key_dim, layer.group, layer.key_dim,
@@ -646,6 +790,7 @@ skerry_code_params code_params(const PolicyConfig &policy, const LayerGeometry &
     params.grid_dtype = policy.store_dtype == SKERRY_DTYPE_F16 ? SKERRY_DTYPE_F16 : SKERRY_DTYPE_BF16;
     params.format = side == SKERRY_SIDE_KEY ? tile.key_format : tile.value_format;
     params.side = side;
+    if (is_l_format(params.format)) params.rank = side == SKERRY_SIDE_KEY ? tile_key_rank(tile.epoch) : tile_value_rank(tile.epoch);
     return params;
 }
 
@@ -667,11 +812,18 @@ void decode_tile(const skerry_cache *cache, const Sequence *seq, int32_t index, 
     if (values != nullptr) {
         skerry_code_params params = code_params(cache->policy(), layer, tile, SKERRY_SIDE_VALUE);
         params.epoch = balanced ? &epoch : nullptr;
-        cache->kernels().decode(&params, part + value_offset(tile.key_format, layer.key_dim, tile.capacity), values, scratch.code);
+        cache->kernels().decode(&params, part + tile_value_offset(layer, tile), values, scratch.code);
     }
 }
 
 namespace {
+// Index of the window or span that a part belongs to; -1: sinks, and with spans by surprisal everything that is in none.
+int32_t part_window(const skerry_cache *cache, const Sequence *seq, const skerry_tile &tile) {
+    const PolicyConfig &p = cache->policy();
+    if (p.spans) return tile.tier == SKERRY_TIER_HOST ? zoom_unit_at(cache, seq, tile.first) : -1;
+    return window_of_position(p, tile.first);
+}
+
 bool in_tiers(const skerry_tile &tile, uint32_t tiers) { return tiers == 0 || ((tiers >> tile.tier) & 1u) != 0; }
 } // namespace
 
@@ -681,24 +833,23 @@ Status step_view(skerry_step *step, int32_t seq_index, int32_t index, int32_t he
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, index, error); status < 0) return status;
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
-    Sequence *seq = step->seqs[static_cast<size_t>(seq_index)].seq;
-    const Lane &lane = seq->lane(layer.lane + head);
+    const RowList list = zoomed_list(cache, step->seqs[static_cast<size_t>(seq_index)], layer, head);
     int32_t count = 0;
-    for (uint32_t t = 0; t < lane.tiles; ++t) {
-        const skerry_tile &tile = seq->tiles(lane)[t];
+    for (uint32_t t = 0; t < list.count; ++t) {
+        const skerry_tile &tile = list.tiles[t];
         if (!in_tiers(tile, tiers)) continue;
         if (count < capacity) {
             const uint8_t *bytes = cache->pool.data(tile.place);
             skerry_part &part = parts[count];
             part.keys = bytes;
-            part.values = bytes + value_offset(tile.key_format, layer.key_dim, tile.capacity);
+            part.values = bytes + tile_value_offset(layer, tile);
             part.position = tile.first;
             part.tokens = tile.count;
             part.capacity = tile.capacity;
             part.tier = tile.tier;
             part.key_format = tile.key_format;
             part.value_format = tile.value_format;
-            part.window = window_of_position(cache->policy(), tile.first);
+            part.window = part_window(cache, step->seqs[static_cast<size_t>(seq_index)].seq, tile);
         }
         ++count;
     }
@@ -713,9 +864,10 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(desc.layer)];
     Sequence *seq = step->seqs[static_cast<size_t>(desc.seq_index)].seq;
     const Lane &lane = seq->lane(layer.lane + desc.kv_head);
+    const RowList list = zoomed_list(cache, step->seqs[static_cast<size_t>(desc.seq_index)], layer, desc.kv_head);
     int32_t total = 0;
-    for (uint32_t t = 0; t < lane.tiles; ++t) {
-        if (in_tiers(seq->tiles(lane)[t], desc.tiers)) total += seq->tiles(lane)[t].count;
+    for (uint32_t t = 0; t < list.count; ++t) {
+        if (in_tiers(list.tiles[t], desc.tiers)) total += list.tiles[t].count;
     }
     const bool outputs =
         desc.keys != nullptr || desc.values != nullptr || desc.positions != nullptr || desc.bias != nullptr || desc.windows != nullptr;
@@ -732,7 +884,7 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     if ((desc.keys != nullptr && desc.keys->shape[0] < total) || (desc.values != nullptr && desc.values->shape[0] < total))
         return SKERRY_INCOMPLETE;
     // Scratch: rows of one tile, balance parameters, code.
-    const int32_t most = std::max(cache->policy().window, r_tile_tokens);
+    const int32_t most = coding_tokens(cache->policy());
     float *floats = reinterpret_cast<float *>(cache->scratch.data());
     float *keys = floats;
     float *values = keys + most * layer.key_dim;
@@ -741,17 +893,17 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     scratch.code = cache->scratch.data() +
                    round_up(static_cast<size_t>(reinterpret_cast<uint8_t *>(scratch.balance + layer.key_dim) - cache->scratch.data()), 64);
     int32_t row = 0;
-    for (uint32_t t = 0; t < lane.tiles; ++t) {
-        const skerry_tile &tile = seq->tiles(lane)[t];
+    for (uint32_t t = 0; t < list.count; ++t) {
+        const skerry_tile &tile = list.tiles[t];
         if (!in_tiers(tile, desc.tiers)) continue;
         decode_tile(cache, seq, layer.source, lane, tile, desc.keys != nullptr ? keys : nullptr, desc.values != nullptr ? values : nullptr,
                     scratch);
         for (int32_t k = 0; k < tile.count; ++k, ++row) {
             if (desc.keys != nullptr) write_row(tensor_rows(*desc.keys), row, 0, layer.key_dim, keys + k * layer.key_dim);
             if (desc.values != nullptr) write_row(tensor_rows(*desc.values), row, 0, layer.value_dim, values + k * layer.value_dim);
-            if (desc.positions != nullptr) desc.positions[row] = tile.first + k;
+            if (desc.positions != nullptr) desc.positions[row] = zoom_position(cache, seq, tile, k);
             if (desc.bias != nullptr) desc.bias[row] = 0;
-            if (desc.windows != nullptr) desc.windows[row] = window_of_position(cache->policy(), tile.first);
+            if (desc.windows != nullptr) desc.windows[row] = part_window(cache, seq, tile);
         }
     }
     return SKERRY_OK;

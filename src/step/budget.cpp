@@ -71,6 +71,16 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
         return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_BUDGET, -1, static_cast<int64_t>(plan.exact_bytes),
                     static_cast<int64_t>(cache->plan.exact_bytes), "budget.exact_bytes is fixed when the cache is created");
     }
+    for (size_t i = 0; i < cache->layers.size() && plan.policy.zooms(); ++i) {
+        const LaneQuota now = cache->quotas[i];
+        const LaneQuota then = plan.quota(cache->layers[i]);
+        if (then.host_windows == now.host_windows && then.fetch_windows == now.fetch_windows && then.zoom_slots == now.zoom_slots &&
+            plan.length_tokens == cache->plan.length_tokens)
+            continue;
+        return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_BUDGET, static_cast<int32_t>(i), then.host_windows, now.host_windows,
+                    "layer %zu: this budget has room for %d windows with detail and %d fetched ones, the cache was made for %d and %d", i,
+                    then.host_windows, then.fetch_windows, now.host_windows, now.fetch_windows);
+    }
     Status status = SKERRY_OK;
     cache->sequences.for_each([&](uint64_t, Sequence *seq) {
         if (status < 0) return;

@@ -1,4 +1,4 @@
-#include "step/cache.hpp"
+#include "step/zoom.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,8 +8,8 @@ skerry_cache::skerry_cache(skerry_context *owner)
       layer_pointers(allocator, skerry::Owner::context), rotary_descs(allocator, skerry::Owner::context),
       frequencies(allocator, skerry::Owner::context), layers(allocator, skerry::Owner::context), quotas(allocator, skerry::Owner::context),
       classes(allocator, skerry::Owner::context), pool(allocator, skerry::Owner::pool), exact_pool(allocator, skerry::Owner::exact),
-      sequences(allocator, skerry::Owner::context), spare(allocator, skerry::Owner::context),
-      scratch(allocator, skerry::Owner::scratch, 64), step(allocator) {}
+      host(allocator, skerry::Owner::host), zoom_slots(allocator, skerry::Owner::tables), sequences(allocator, skerry::Owner::context),
+      spare(allocator, skerry::Owner::context), scratch(allocator, skerry::Owner::scratch, 64), step(allocator) {}
 
 namespace skerry {
 
@@ -54,6 +54,13 @@ void keep_description(skerry_cache *cache, const skerry_cache_desc &desc) {
         std::memcpy(&cache->policy_desc, desc.policy, std::min<size_t>(desc.policy->struct_size, sizeof cache->policy_desc));
         cache->policy_desc.struct_size = sizeof cache->policy_desc;
         cache->desc.policy = &cache->policy_desc;
+        if (cache->policy_desc.sekv != nullptr) {
+            skerry_sekv_desc &sekv = cache->sekv_desc;
+            std::memcpy(&sekv, cache->policy_desc.sekv, std::min<size_t>(cache->policy_desc.sekv->struct_size, sizeof sekv));
+            sekv.struct_size = sizeof sekv;
+            cache->policy_desc.sekv = &sekv;
+            if (sekv.router != nullptr) sekv.router->references.fetch_add(1, std::memory_order_relaxed);
+        }
     }
 }
 
@@ -69,7 +76,7 @@ int32_t class_for(Pool &pool, uint32_t bytes, Buffer<uint32_t> &known, int32_t r
 
 // Slots of every class for all sequences, under a plan.
 struct SlotCounts {
-    uint64_t sink = 0, open = 0, wide = 0, record = 0, staging_bytes = 0;
+    uint64_t sink = 0, open = 0, wide = 0, record = 0, anchor = 0, staging_bytes = 0;
 };
 
 SlotCounts lane_slots(const CachePlan &plan, const LaneQuota &q) {
@@ -78,6 +85,7 @@ SlotCounts lane_slots(const CachePlan &plan, const LaneQuota &q) {
     out.open = static_cast<uint64_t>(q.open_slots() + (plan.policy.has_wide() ? 0 : q.full_windows));
     out.wide = q.wide_slot_bytes != 0 ? static_cast<uint64_t>(q.full_windows + q.staging_wide) : 0;
     out.record = q.record_slot_bytes != 0 ? static_cast<uint64_t>(q.record_slots + q.staging_records) : 0;
+    out.anchor = static_cast<uint64_t>(q.anchors);
     out.staging_bytes =
         static_cast<uint64_t>(q.staging_windows) * (q.open_slot_bytes + slot_overhead_bytes) +
         static_cast<uint64_t>(q.staging_records) * (q.record_slot_bytes != 0 ? q.record_slot_bytes + slot_overhead_bytes : 0) +
@@ -91,6 +99,7 @@ void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint6
     slots->resize(0);
     slots->resize(static_cast<size_t>(cache->pool.class_count()));
     *staging = *staging_tables = 0;
+    uint64_t kept = 0;
     const uint64_t sequences = static_cast<uint64_t>(plan.info.max_sequences);
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
@@ -106,9 +115,15 @@ void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint6
         want(c.open, counts.open);
         want(c.wide, counts.wide);
         want(c.record, counts.record);
+        kept += static_cast<uint64_t>(q.zoom_slots) * lanes;
+        want(c.anchor, counts.anchor);
         *staging += counts.staging_bytes * lanes;
         *staging_tables += static_cast<uint64_t>(q.staging_entries) * entry_table_bytes(plan.policy) * lanes;
     }
+    if (cache->zoom_class < 0) return;
+    (*slots)[static_cast<size_t>(cache->zoom_class)] += kept + static_cast<uint64_t>(plan.staged_slots);
+    *staging += static_cast<uint64_t>(plan.staged_slots) * (plan.staged_slot_bytes + slot_overhead_bytes);
+    *staging_tables += static_cast<uint64_t>(plan.staged_slots) * zoom_slot_state_bytes;
 }
 
 void use_plan(skerry_cache *cache, const CachePlan &plan) {
@@ -121,7 +136,8 @@ uint64_t plan_scratch_bytes(const skerry_cache *cache, const CachePlan &plan) {
     uint64_t bytes = 0;
     for (const LayerGeometry &layer : cache->layers) {
         const LaneQuota q = plan.quota(layer);
-        bytes = std::max(bytes, layer_scratch_bytes(cache->context->device(), plan.policy, layer, q.entries(), q.epochs));
+        bytes = std::max(bytes, layer_scratch_bytes(cache->context->device(), plan.policy, layer, q.entries(), q.epochs,
+                                                    zoom_shape(&cache->kernels(), plan.policy, layer, q)));
     }
     return bytes;
 }
@@ -176,15 +192,25 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
                 c.open = class_for(cache->pool, q.open_slot_bytes, known, 1);
                 c.wide = class_for(cache->pool, q.wide_slot_bytes, known, 2);
                 c.record = class_for(cache->pool, q.record_slot_bytes, known, 3);
+                c.anchor = class_for(cache->pool, q.anchor_slot_bytes, known, 5);
                 if (p.keeps_exact()) c.exact = class_for(cache->exact_pool, q.open_slot_bytes, known_exact, 0);
             }
         }
+        if (plan.staged_slots > 0) cache->zoom_class = cache->pool.add_class(plan.staged_slot_bytes);
         if (plan.bounded) {
             Buffer<uint64_t> slots(cache->allocator, Owner::context);
             wanted_slots(cache, plan, &slots, &cache->staging_slot_bytes, &cache->staging_table_bytes);
             cache->pool.grow(slots.span());
         }
         if (plan.bounded) cache->scratch.resize(plan_scratch_bytes(cache, plan));
+        if (cache->zoom_class >= 0) {
+            for (size_t i = 0; i < cache->layers.size(); ++i) {
+                if (cache->quotas[i].host_windows > 0) cache->zoom_heads = std::max(cache->zoom_heads, cache->layers[i].kv_heads);
+            }
+            cache->zoom_slots.resize(cache->pool.slots(cache->zoom_class));
+            for (ZoomSlot &slot : cache->zoom_slots)
+                slot = ZoomSlot{nullptr, 0, cache->pool.take(cache->zoom_class), -1, -1, 0};
+        }
         if (p.keeps_exact() && plan.exact_bytes > 0) {
             const uint64_t windows = static_cast<uint64_t>(plan.exact_windows) * static_cast<uint64_t>(plan.info.max_sequences);
             Buffer<uint64_t> slots(cache->allocator, Owner::context);
@@ -194,6 +220,17 @@ Status cache_create(skerry_context *context, const skerry_cache_desc &desc, sker
                 slots[static_cast<size_t>(cache->classes[i].exact)] += windows * static_cast<uint64_t>(cache->layers[i].kv_heads);
             }
             cache->exact_pool.grow(slots.span());
+        }
+        if (p.zooms()) {
+            uint64_t bytes = 0, records = 0;
+            for (size_t i = 0; i < cache->layers.size(); ++i) {
+                if (cache->layers[i].source != static_cast<int32_t>(i)) continue;
+                const LaneQuota &q = cache->quotas[i];
+                const uint64_t held = static_cast<uint64_t>(cache->layers[i].kv_heads) * static_cast<uint64_t>(plan.info.max_sequences);
+                bytes += held * host_record_bytes(plan, cache->layers[i], q);
+                records += held * static_cast<uint64_t>(q.host_windows);
+            }
+            cache->host.reserve(bytes / Arena::unit_bytes, records);
         }
         cache->sequences.reserve(static_cast<size_t>(plan.info.max_sequences));
         if (plan.bounded) {
@@ -222,6 +259,7 @@ void cache_destroy(skerry_cache *cache) {
     if (cache->step.open) step_abort(&cache->step);
     skerry_context *context = cache->context;
     cache->sequences.for_each([&](uint64_t, Sequence *seq) {
+        zoom_clear(cache, seq);
         for (size_t i = 0; i < cache->layers.size(); ++i) {
             const LayerGeometry &layer = cache->layers[i];
             if (layer.source != static_cast<int32_t>(i)) continue;
@@ -233,7 +271,9 @@ void cache_destroy(skerry_cache *cache) {
     });
     for (Sequence *seq : cache->spare)
         destroy_object(cache->allocator, Owner::tables, seq);
+    skerry_router *router = cache->sekv_desc.router;
     destroy_object(context->caches, Owner::context, cache);
+    router_release(router);
     context_release(context);
 }
 
@@ -252,6 +292,13 @@ skerry_context *context_create(const skerry_context_desc &desc) {
     context->features = cpu_detect() & ~desc.cpu_disable;
     context->kernels = cpu_kernels(context->features);
     return context;
+}
+
+void router_release(skerry_router *router) {
+    if (router == nullptr || router->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    skerry_context *context = router->context;
+    destroy_object(context->allocator, Owner::context, router);
+    context_release(context);
 }
 
 void context_release(skerry_context *context) {
@@ -278,6 +325,9 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
     info->used_full_bytes = 0;
     info->used_quantised_bytes = 0;
     info->used_dormant_bytes = 0;
+    info->used_zoom_bytes = 0;
+    for (const ZoomSlot &slot : cache->zoom_slots)
+        info->used_zoom_bytes += slot.seq != nullptr ? cache->plan.staged_slot_bytes : 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerClasses &c = cache->classes[i];
         // A class may serve several layers: counted once, at the first.
@@ -293,6 +343,7 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
         if (first(c.open, &LayerClasses::open)) info->used_full_bytes += used(c.open);
         if (first(c.wide, &LayerClasses::wide)) info->used_full_bytes += used(c.wide);
         if (first(c.record, &LayerClasses::record)) info->used_quantised_bytes += used(c.record);
+        if (first(c.anchor, &LayerClasses::anchor)) info->used_full_bytes += used(c.anchor);
     }
     uint64_t full_cache = 0;
     uint64_t used_tables = 0;
@@ -308,6 +359,11 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
             for (int32_t h = 0; h < layer.kv_heads; ++h) {
                 const Lane &lane = seq->lane(layer.lane + h);
                 used_tables += lane.tiles * entry_table_bytes(p) + lane_table_bytes(p, layer, static_cast<int32_t>(lane.epochs));
+                if (seq->zoom) {
+                    LaneQuota q = cache->quotas[i];
+                    q.host_windows = static_cast<int32_t>(seq->zoom->lane(layer.lane + h).windows);
+                    used_tables += zoom_table_bytes(p, layer, q);
+                }
                 if (seq->tables.dormant.empty()) continue;
                 for (uint32_t t = 0; t < lane.tiles; ++t) {
                     const uint32_t dormant = seq->tables.dormant[lane.offset + t];
@@ -315,10 +371,12 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
                 }
             }
         }
-        used_tables += sequence_state_bytes;
+        used_tables += sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0);
     });
     info->used_quantised_bytes -= std::min(info->used_quantised_bytes, info->used_dormant_bytes);
-    info->used_bytes = info->used_full_bytes + info->used_quantised_bytes + info->used_dormant_bytes + used_tables;
+    info->used_bytes = info->used_full_bytes + info->used_quantised_bytes + info->used_dormant_bytes + info->used_zoom_bytes + used_tables;
+    info->host_bytes = a.live_bytes(Owner::host);
+    info->used_host_bytes = cache->host.used_bytes();
     info->used_exact_bytes = cache->exact_pool.used_bytes();
     info->full_cache_bytes = full_cache;
 }
@@ -328,7 +386,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
         return fail(error, SKERRY_ERROR_INTERNAL, SKERRY_SUBJECT_NONE, index, found, allowed, "broken invariant: %s (%lld, expected %lld)",
                     what, static_cast<long long>(found), static_cast<long long>(allowed));
     };
-    if (!cache->pool.consistent() || !cache->exact_pool.consistent()) return broken(-1, 0, 0, "the pool's counts and maps");
+    if (!cache->pool.consistent() || !cache->exact_pool.consistent() || !cache->host.consistent())
+        return broken(-1, 0, 0, "the pool's counts and maps");
     const PolicyConfig &p = cache->policy();
     uint64_t references = 0;
     Status status = SKERRY_OK;
@@ -362,7 +421,7 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                             status = broken(static_cast<int32_t>(i), tiles[k].first, 0, "a tile's slot is in use");
                     }
                     ++references;
-                    if (span.window >= 0 && is_full_format(tiles[t].key_format)) ++open;
+                    if (span.window >= 0 && is_full_format(tiles[t].key_format) && (tiles[t].flags & tile_alone) == 0) ++open;
                     if (!seq->tables.dormant.empty() && seq->tables.dormant[lane.offset + t] != no_place) {
                         ++references;
                         if (cache->pool.references(seq->tables.dormant[lane.offset + t]) == 0) {
@@ -370,6 +429,24 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                         }
                     }
                     t = span.end;
+                }
+                if (status == SKERRY_OK && seq->zoom) {
+                    const ZoomTables &tables = *seq->zoom;
+                    const LaneZoom &zoom = tables.lane(layer.lane + h);
+                    if (zoom.windows > zoom.capacity)
+                        status = broken(static_cast<int32_t>(i), zoom.windows, zoom.capacity, "windows with detail within their table");
+                    for (uint32_t w = 0; w < zoom.windows; ++w) {
+                        const HostEntry &entry = tables.entries(zoom)[w];
+                        if (entry.place != no_place && cache->host.references(entry.place) == 0)
+                            status = broken(static_cast<int32_t>(i), w, 0, "a window's detail is in use");
+                        if (entry.place != no_place && is_r_format(entry.key_format) && entry.epoch >= lane.epochs)
+                            status = broken(static_cast<int32_t>(i), entry.epoch, lane.epochs, "detail names a live epoch");
+                        if (entry.slot == no_slot) continue;
+                        const bool named = entry.slot < cache->zoom_slots.size() && cache->zoom_slots[entry.slot].seq == seq &&
+                                           cache->zoom_slots[entry.slot].lane == layer.lane + h &&
+                                           cache->zoom_slots[entry.slot].window == static_cast<int32_t>(w);
+                        if (!named) status = broken(static_cast<int32_t>(i), entry.slot, w, "a fetched window's slot holds it");
+                    }
                 }
                 if (status == SKERRY_OK && position > seq->length && !cache->step.open) {
                     status = broken(static_cast<int32_t>(i), position, seq->length, "the list ends at the sequence's length or before");
@@ -381,6 +458,14 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
         }
     });
     if (status != SKERRY_OK) return status;
+    for (size_t k = 0; k < cache->zoom_slots.size(); ++k) {
+        const ZoomSlot &slot = cache->zoom_slots[k];
+        ++references;
+        if (slot.seq == nullptr) continue;
+        const LaneZoom &zoom = slot.seq->zoom->lane(slot.lane);
+        if (slot.window >= static_cast<int32_t>(zoom.windows) || slot.seq->zoom->entries(zoom)[slot.window].slot != k)
+            return broken(slot.lane, slot.window, static_cast<int64_t>(k), "a slot's window names it");
+    }
     if (!cache->step.open) {
         uint64_t counted = 0;
         for (int32_t k = 0; k < cache->pool.class_count(); ++k) {

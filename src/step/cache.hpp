@@ -11,22 +11,26 @@
 #include "base/handles.hpp"
 #include "base/log.hpp"
 #include "base/sync.hpp"
+#include "base/transfers.hpp"
 #include "base/workers.hpp"
 #include "model/plan.hpp"
 #include "policy/scores.hpp"
 #include "seq/sequence.hpp"
+#include "store/arena.hpp"
 #include "store/pool.hpp"
 
 struct skerry_context {
     skerry_context(const skerry_allocator &host, const skerry_context_desc &desc)
         : allocator(host), caches(allocator), log(desc.log_fn, desc.log_user, desc.log_level),
-          workers(allocator, desc.parallel_for, desc.parallel_user, desc.worker_count) {}
+          workers(allocator, desc.parallel_for, desc.parallel_user, desc.worker_count),
+          transfers(allocator, desc.transfer, desc.transfer_user, desc.transfer_threads) {}
 
     std::atomic<uint32_t> references{1};
     skerry::Allocator allocator;
     skerry::Allocator caches; // everything that caches hold, their own objects included
     skerry::Log log;
     skerry::Workers workers;
+    skerry::Transfers transfers;
     skerry_allocator hooks{};
     uint32_t features = 0;
     const skerry_kernels *kernels = nullptr;
@@ -45,7 +49,20 @@ struct LayerClasses {
     int32_t wide = -1;
     int32_t record = -1;
     int32_t exact = -1; // in the pool of exact copies
+    int32_t anchor = -1;
 };
+
+// A slot on the device for one fetched window. Slots are the cache's: two layers' worth, so that one is read while the next is filled, and
+// those that are kept out of the budget.
+struct ZoomSlot {
+    Sequence *seq;   // whose window it holds; nullptr: none
+    uint64_t serial; // of the look that wanted it last
+    uint32_t place;
+    int32_t window;
+    int32_t lane;
+    uint32_t state; // of the copy (base/transfers.hpp)
+};
+static_assert(sizeof(ZoomSlot) == zoom_slot_state_bytes);
 
 struct StepSequence {
     Sequence *seq = nullptr;
@@ -95,6 +112,7 @@ struct skerry_cache {
     skerry::ScorePlan scores;
     skerry_cache_desc desc{};
     skerry_policy_desc policy_desc{};
+    skerry_sekv_desc sekv_desc{}; // with a reference to its router
     skerry_callbacks_desc callbacks{};
     skerry::Buffer<skerry_layer_desc> layer_descs;
     skerry::Buffer<const skerry_layer_desc *> layer_pointers;
@@ -107,6 +125,11 @@ struct skerry_cache {
 
     skerry::Pool pool;
     skerry::Pool exact_pool;
+    skerry::Arena host; // detail
+    skerry::Buffer<skerry::ZoomSlot> zoom_slots;
+    uint64_t zoom_serial = 0; // looks so far
+    int32_t zoom_class = -1;  // of the pool
+    int32_t zoom_heads = 1;   // KV heads that have a share of the slots each
     skerry::Mutex pool_mutex; // lanes of one event take and release in parallel
     skerry::HandleTable<skerry::Sequence *> sequences;
     skerry::Buffer<skerry::Sequence *> spare; // under a budget: closed sequences, with their tables
@@ -126,6 +149,8 @@ namespace skerry {
 
 skerry_context *context_create(const skerry_context_desc &desc);
 void context_release(skerry_context *context);
+// NULL is allowed.
+void router_release(skerry_router *router);
 
 Status cache_create(skerry_context *context, const skerry_cache_desc &desc, skerry_cache **out, skerry_error *error);
 void cache_destroy(skerry_cache *cache);
@@ -135,6 +160,7 @@ void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint6
 uint64_t plan_scratch_bytes(const skerry_cache *cache, const CachePlan &plan);
 void use_plan(skerry_cache *cache, const CachePlan &plan);
 void add_counters(skerry_counters *to, const skerry_counters &from);
+void add_zoom_counters(skerry_counters *to, const skerry_counters &from);
 
 // Tables of another capacity for a sequence in use: prepared first, then filled, which cannot fail.
 struct NewTables {
@@ -208,6 +234,7 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
 Status step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t head, uint32_t tiers, skerry_part *parts, int32_t capacity,
                  int32_t *needed, skerry_error *error);
 Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *tokens, skerry_error *error);
+Status step_zoom(skerry_step *step, int32_t layer, const skerry_tensor &queries, skerry_error *error);
 Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_error *error);
 Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, skerry_error *error);
 Status step_commit(skerry_step *step, skerry_error *error);
@@ -236,6 +263,11 @@ struct CodeScratch {
 void decode_tile(const skerry_cache *cache, const Sequence *seq, int32_t layer, const Lane &lane, const skerry_tile &tile, float *keys,
                  float *values, const CodeScratch &scratch);
 skerry_code_params code_params(const PolicyConfig &policy, const LayerGeometry &layer, const skerry_tile &tile, skerry_side side);
+
+// Values start here within a tile or record.
+inline size_t tile_value_offset(const LayerGeometry &layer, const skerry_tile &tile) {
+    return value_offset(tile.key_format, layer.key_dim, tile.capacity, is_l_format(tile.key_format) ? tile_key_rank(tile.epoch) : 0);
+}
 
 inline uint32_t tile_units(const PolicyConfig &policy, const LayerGeometry &layer, const skerry_tile &tile) {
     return static_cast<uint32_t>(

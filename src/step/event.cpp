@@ -6,7 +6,7 @@
 #include "codec/epoch.hpp"
 #include "model/qevict_paper.hpp"
 #include "policy/window_router.hpp"
-#include "step/cache.hpp"
+#include "step/zoom.hpp"
 
 namespace skerry {
 
@@ -33,6 +33,7 @@ struct LaneEvent {
     double *statistics = nullptr;
     float *balance = nullptr;
     bool *done = nullptr;
+    DetailScratch detail{};
 
     // What the lane adds to the layer's numbers.
     skerry_counters counters{};
@@ -63,7 +64,8 @@ struct Event {
 LaneEvent lane_event(const Event &event, int32_t head) {
     const PolicyConfig &p = event.cache->policy();
     const LayerGeometry &layer = *event.layer;
-    const size_t entries = event.seq->lane(layer.lane + head).tiles;
+    const Lane &lane = event.seq->lane(layer.lane + head);
+    const size_t entries = p.spans ? lane.capacity : lane.tiles;
     uint8_t *at = event.scratch + event.lane_scratch * static_cast<size_t>(head);
     const auto take = [&](size_t bytes) {
         uint8_t *here = at;
@@ -82,16 +84,30 @@ LaneEvent lane_event(const Event &event, int32_t head) {
     e.exact = reinterpret_cast<uint32_t *>(take(p.keeps_exact() ? entries * 4 : 0));
     e.targets = reinterpret_cast<WindowTier *>(take(entries));
     e.balance = reinterpret_cast<float *>(take(static_cast<size_t>(layer.key_dim) * 8));
-    const size_t tokens = static_cast<size_t>(std::max(p.window, r_tile_tokens));
+    const size_t tokens = static_cast<size_t>(coding_tokens(p));
     e.rows = reinterpret_cast<float *>(take(tokens * static_cast<size_t>(layer.key_dim + layer.value_dim) * 4));
     at = event.scratch + round_up(static_cast<size_t>(at - event.scratch), 64);
+    if (p.zooms(layer)) {
+        const size_t most = detail_slot_bytes(p, layer);
+        e.detail.record = at;
+        e.detail.record_bytes = most;
+        at += round_up(most, 64);
+        e.detail.decoded = reinterpret_cast<float *>(at);
+        at += round_up(tokens * static_cast<size_t>(std::max(layer.key_dim, layer.value_dim)) * 4, 64);
+        e.detail.factor = at;
+        at += round_up(factor_scratch_bytes(&event.cache->kernels(), p, layer), 64);
+        e.detail.router_key = reinterpret_cast<float *>(at);
+        at += round_up(router_key_scratch_bytes(p, layer), 64);
+    }
     e.code = at;
+    e.detail.code = CodeScratch{e.balance, e.balance + layer.key_dim, e.code};
     return e;
 }
 
-uint8_t tile_run(const skerry_tile &tile) { return static_cast<uint8_t>(tile.flags >> tile_run_shift); }
+uint8_t tile_run(const skerry_tile &tile) { return static_cast<uint8_t>((tile.flags >> tile_run_shift) & tile_run_most); }
 void set_run(skerry_tile *tile, uint8_t run) {
-    tile->flags = static_cast<uint8_t>((tile->flags & ((1 << tile_run_shift) - 1)) | std::min<int32_t>(run, 63) << tile_run_shift);
+    tile->flags =
+        static_cast<uint8_t>((tile->flags & ~(tile_run_most << tile_run_shift)) | std::min<int32_t>(run, tile_run_most) << tile_run_shift);
 }
 
 // A sliding window has passed the whole window by.
@@ -177,8 +193,15 @@ bool window_rows(const Event &event, const Lane &lane, const WindowSpan &span, L
     return is_full_format(tiles[span.begin].key_format) && (tiles[span.begin].flags & tile_recovered) == 0;
 }
 
-// Drops epochs that no tile of the lane names.
+// Drops epochs that no tile and no detail of the lane names.
 void drop_dead_epochs(Sequence *seq, const LayerGeometry &layer, Lane *lane) {
+    const LaneZoom *zoom = seq->zoom ? &seq->zoom->lanes[static_cast<size_t>(lane - seq->tables.lanes.data())] : nullptr;
+    // Epochs up to the last one that detail names stay as they are: an aborted step restores the table, but not what entries say.
+    uint32_t held = 0;
+    for (uint32_t w = zoom != nullptr ? zoom->windows : 0; w > 0 && held == 0; --w) {
+        const HostEntry &entry = seq->zoom->entries(*zoom)[w - 1];
+        if (entry.place != no_place) held = entry.epoch + 1u;
+    }
     skerry_tile *tiles = seq->tiles(*lane);
     const uint32_t bytes = epoch_table_bytes(layer);
     uint8_t *table = seq->tables.epochs.data() + lane->epoch_offset;
@@ -188,7 +211,7 @@ void drop_dead_epochs(Sequence *seq, const LayerGeometry &layer, Lane *lane) {
         return tiles[t].epoch == k && (!is_full_format(tiles[t].key_format) || (dormant != nullptr && dormant[t] != no_place));
     };
     for (uint32_t k = 0; k < lane->epochs; ++k) {
-        bool named = false;
+        bool named = k < held;
         for (uint32_t t = 0; t < lane->tiles && !named; ++t)
             named = names(t, k);
         if (!named) continue;
@@ -236,7 +259,7 @@ uint16_t epoch_of(const Event &event, Lane *lane, int32_t window, LaneEvent *e) 
     int64_t count = 0;
     const skerry_tile *tiles = seq->tiles(*lane);
     float *keys = e->rows;
-    float *values = keys + static_cast<size_t>(std::max(p.window, r_tile_tokens)) * dim;
+    float *values = keys + static_cast<size_t>(coding_tokens(p)) * dim;
     const CodeScratch scratch{e->balance, e->balance + layer.key_dim, e->code};
     for (uint32_t t = 0; t < lane->tiles; ++t) {
         const skerry_tile &tile = tiles[t];
@@ -320,6 +343,15 @@ skerry_tile code_window(const Event &event, Lane *lane, int32_t window, LaneEven
     return tile;
 }
 
+// Where a window is that leaves the device.
+skerry_tier tier_off_device(const Event &event, int32_t head, int32_t window) {
+    const Sequence *seq = event.seq;
+    if (!seq->zoom) return SKERRY_TIER_EVICTED;
+    const LaneZoom &zoom = seq->zoom->lane(event.layer->lane + head);
+    const bool held = window < static_cast<int32_t>(zoom.windows) && seq->zoom->entries(zoom)[window].place != no_place;
+    return held ? SKERRY_TIER_HOST : SKERRY_TIER_EVICTED;
+}
+
 void note(const Event &event, int32_t head, int32_t window, skerry_tier from, const skerry_tile *to, uint64_t written, int64_t rank) {
     skerry_cache *cache = event.cache;
     if (cache->callbacks.transitions == nullptr) return;
@@ -330,10 +362,12 @@ void note(const Event &event, int32_t head, int32_t window, skerry_tier from, co
     move.layer = event.index;
     move.kv_head = head;
     move.from = from;
-    move.to = to != nullptr ? static_cast<skerry_tier>(to->tier) : SKERRY_TIER_EVICTED;
+    move.to = to != nullptr ? static_cast<skerry_tier>(to->tier) : tier_off_device(event, head, window);
     if (to != nullptr) {
         move.key_format = to->key_format;
         move.value_format = to->value_format;
+    } else if (move.to == SKERRY_TIER_HOST) {
+        move.key_format = move.value_format = cache->policy().detail_format;
     }
     move.written_bytes = static_cast<uint32_t>(written);
     move.score = cache->scores.rule == ScoreRule::age_normalised ? static_cast<double>(rank) * 0x1p-60 : from_mass(rank);
@@ -353,7 +387,7 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
     uint32_t *dormant = p.quantises() ? seq->tables.dormant.data() + lane.offset : nullptr;
     uint32_t *exact = p.keeps_exact() ? seq->tables.exact.data() + lane.offset : nullptr;
     float *keys = e->rows;
-    float *values = keys + std::max(p.window, r_tile_tokens) * layer.key_dim;
+    float *values = keys + coding_tokens(p) * layer.key_dim;
 
     // Each lane has its own share of the exact copies, less what an open step may have given up (its undo copy holds on to it).
     int64_t copies = 0;
@@ -375,6 +409,22 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
     const auto find_epoch = [&](int32_t window) {
         if (p.uses_epochs()) e->epoch = epoch_of(event, &lane, window, e);
     };
+    // Windows that leave the recent region get their detail on the host while their tokens are exact.
+    if (p.zooms(layer)) {
+        for_each_candidate([&](const WindowSpan &span, uint32_t) {
+            const LaneZoom &zoom = seq->zoom->lane(layer.lane + head);
+            if (zoom.windows == zoom.capacity) {
+                if (span.window >= static_cast<int32_t>(zoom.capacity) && event.state->routed_windows <= span.window)
+                    ++e->counters.details_refused;
+                return;
+            }
+            if (span.window != static_cast<int32_t>(zoom.windows)) return;
+            find_epoch(span.window);
+            window_rows(event, lane, span, e, keys, values);
+            const DetailRows rows{keys, values, p.window, tiles[span.begin].first};
+            zoom_detail(cache, seq, layer, layer.lane + head, e->epoch, rows, e->detail, &e->counters);
+        });
+    }
     for_each_candidate([&](const WindowSpan &span, uint32_t c) {
         const bool open = is_full_format(tiles[span.begin].key_format);
         const bool coded =
@@ -414,7 +464,7 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
             free_slot(cache, cache->exact_pool, exact[span.begin]);
             --copies;
         }
-        ++e->counters.evictions;
+        if (tier_off_device(event, head, span.window) == SKERRY_TIER_EVICTED) ++e->counters.evictions;
         note(event, head, span.window, tile.tier, nullptr, 0, e->candidates[c].rank);
     });
     // Inactive records live while there is room, the oldest goes first (decisions.md 4).
@@ -552,7 +602,7 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
             set_run(&lead, 0);
         } else {
             if (run + 1 == lir_reach) ++e->lir_eligible;
-            set_run(&lead, static_cast<uint8_t>(std::min(run + 1, 63)));
+            set_run(&lead, static_cast<uint8_t>(std::min<int32_t>(run + 1, tile_run_most)));
         }
     }
     std::memcpy(tiles, e->tiles, n * sizeof(skerry_tile));
@@ -640,8 +690,194 @@ void limit_epochs(skerry_cache *cache, Sequence *seq, int32_t index) {
     }
 }
 
+namespace {
+
+// Rows of positions [begin, begin + count) without those that `anchors` names, out of the tiles of the recent region.
+void span_rows(const Event &event, const Lane &lane, const TokenSpan &span, LaneEvent *e, float *keys, float *values) {
+    const LayerGeometry &layer = *event.layer;
+    const skerry_tile *tiles = event.seq->tiles(lane);
+    int32_t row = 0;
+    for (uint32_t t = 0; t < lane.tiles; ++t) {
+        const skerry_tile &tile = tiles[t];
+        if ((tile.flags & tile_alone) != 0 || tile.first + tile.count <= span.begin || tile.first >= span.end) continue;
+        for (const bool is_key : {true, false}) {
+            const int32_t dim = is_key ? layer.key_dim : layer.value_dim;
+            float *out = is_key ? keys : values;
+            float *decoded = e->detail.decoded;
+            decode_tile(event.cache, event.seq, event.index, lane, tile, is_key ? decoded : nullptr, is_key ? nullptr : decoded,
+                        e->detail.code);
+            int32_t at = row;
+            for (int32_t k = 0; k < tile.count; ++k) {
+                const int64_t offset = tile.first + k - span.begin;
+                if (offset < 0 || tile.first + k >= span.end || span.anchors.test(static_cast<int32_t>(offset))) continue;
+                std::memcpy(out + at++ * dim, decoded + k * dim, static_cast<size_t>(dim) * sizeof(float));
+            }
+            if (!is_key) row = at;
+        }
+    }
+}
+
+// Writes tokens [from, from + count) of a tile of the recent region to a slot of another class, from its first token on.
+skerry_tile copy_tokens(const Event &event, const Lane &lane, const skerry_tile &tile, int32_t from, int32_t count, int32_t slot_class,
+                        int32_t capacity, LaneEvent *e) {
+    skerry_cache *cache = event.cache;
+    const LayerGeometry &layer = *event.layer;
+    skerry_tile made = tile;
+    made.place = take_slot(cache, cache->pool, slot_class);
+    if (made.place == no_place) return made;
+    made.first = tile.first + from;
+    made.count = static_cast<uint8_t>(count);
+    made.capacity = static_cast<uint8_t>(capacity);
+    made.flags = 0;
+    uint8_t *key_part = cache->pool.data(made.place);
+    uint8_t *value_part = key_part + value_offset(made.key_format, layer.key_dim, capacity);
+    float *decoded = e->detail.decoded;
+    decode_tile(cache, event.seq, event.index, lane, tile, decoded, nullptr, e->detail.code);
+    cache->kernels().append(made.key_format, SKERRY_SIDE_KEY, layer.key_dim, capacity, 0, count, decoded + from * layer.key_dim,
+                            layer.key_dim, key_part);
+    decode_tile(cache, event.seq, event.index, lane, tile, nullptr, decoded, e->detail.code);
+    cache->kernels().append(made.value_format, SKERRY_SIDE_VALUE, layer.value_dim, capacity, 0, count, decoded + from * layer.value_dim,
+                            layer.value_dim, value_part);
+    return made;
+}
+
+// Whether a position that has left the recent region is an anchor: within a span as its mask says, outside of all spans always.
+bool is_anchor(const ZoomTables &tables, int64_t position, uint32_t *span) {
+    while (*span < tables.span_count && tables.spans[*span].end <= position)
+        ++*span;
+    if (*span == tables.span_count) return true;
+    const TokenSpan &at = tables.spans[*span];
+    return position < at.begin || at.anchors.test(static_cast<int32_t>(position - at.begin));
+}
+
+// One lane's part: spans to the host, anchors to slots of their own, and what is left of a window that a span has taken from to a new one.
+void apply_spans(const Event &event, int32_t head, LaneEvent *e) {
+    skerry_cache *cache = event.cache;
+    const PolicyConfig &p = cache->policy();
+    const LayerGeometry &layer = *event.layer;
+    const LayerClasses &classes = cache->classes[static_cast<size_t>(event.index)];
+    Sequence *seq = event.seq;
+    Lane &lane = seq->lane(layer.lane + head);
+    ZoomTables &tables = *seq->zoom;
+    LaneZoom &zoom = tables.lane(layer.lane + head);
+    skerry_tile *tiles = seq->tiles(lane);
+    const int64_t boundary = tables.decided;
+    uint32_t span = zoom.windows; // spans below lie before every open token
+    float *keys = e->rows;
+    float *values = keys + coding_tokens(p) * layer.key_dim;
+
+    for (uint32_t s = zoom.windows; s < tables.span_count; ++s) {
+        const TokenSpan &here = tables.spans[s];
+        if (zoom.windows == zoom.capacity) {
+            ++e->counters.details_refused;
+            continue;
+        }
+        e->epoch = epoch_of(event, &lane, static_cast<int32_t>((here.begin - p.sinks) / p.window), e);
+        span_rows(event, lane, here, e, keys, values);
+        const DetailRows rows{keys, values, here.rows(), here.begin};
+        zoom_detail(cache, seq, layer, layer.lane + head, e->epoch, rows, e->detail, &e->counters);
+        const HostEntry &entry = tables.entries(zoom)[zoom.windows - 1];
+        skerry_tile made{};
+        made.tier = SKERRY_TIER_HOST;
+        made.key_format = entry.key_format;
+        made.value_format = entry.value_format;
+        const bool held = entry.place != no_place;
+        if (!held) ++e->counters.evictions;
+        note(event, head, static_cast<int32_t>(s), SKERRY_TIER_FULL, held ? &made : nullptr,
+             held ? static_cast<uint64_t>(detail_bytes(p, layer, entry)) : 0, 0);
+    }
+
+    int32_t anchors = 0;
+    for (uint32_t t = 0; t < lane.tiles; ++t)
+        anchors += (tiles[t].flags & tile_alone) != 0 ? 1 : 0;
+    uint32_t n = 0;
+    for (uint32_t t = 0; t < lane.tiles; ++t) {
+        const skerry_tile tile = tiles[t];
+        const bool open = tile.first >= p.sinks && (tile.flags & tile_alone) == 0;
+        if (!open || tile.first >= boundary) {
+            e->tiles[n++] = tile;
+            continue;
+        }
+        for (int32_t k = 0; k < tile.count && tile.first + k < boundary; ++k) {
+            if (!is_anchor(tables, tile.first + k, &span)) continue;
+            if (anchors == event.quota->anchors) continue; // the table of spans is full: what finds no slot is lost
+            skerry_tile anchor = copy_tokens(event, lane, tile, k, 1, classes.anchor, 1, e);
+            if (anchor.place == no_place) continue;
+            ++anchors;
+            anchor.flags = tile_alone;
+            e->tiles[n++] = anchor;
+        }
+        --lane.open_windows;
+        const int32_t left = static_cast<int32_t>(tile.first + tile.count - boundary);
+        if (left > 0) {
+            const skerry_tile rest = copy_tokens(event, lane, tile, tile.count - left, left, classes.open, tile.capacity, e);
+            if (rest.place != no_place) {
+                e->tiles[n++] = rest;
+                ++lane.open_windows;
+            }
+        }
+        free_slot(cache, cache->pool, tile.place);
+    }
+    const size_t words = static_cast<size_t>(p.score_words());
+    std::memcpy(tiles, e->tiles, n * sizeof(skerry_tile));
+    std::memset(seq->tables.words.data() + lane.offset * words, 0, n * words * sizeof(int64_t)); // nothing is ranked
+    lane.tiles = n;
+    lane.reserved = n;
+}
+
+} // namespace
+
+void spans_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
+    const PolicyConfig &p = cache->policy();
+    const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
+    Event event{cache,
+                seq,
+                &layer,
+                &cache->quotas[static_cast<size_t>(index)],
+                &seq->layers[static_cast<size_t>(index)],
+                index,
+                length,
+                0,
+                cache->scratch.data(),
+                0};
+    int64_t entries = 1;
+    for (int32_t h = 0; h < layer.kv_heads; ++h) {
+        Lane &lane = seq->lane(layer.lane + h);
+        lane_fold(cache, seq, lane);
+        entries = std::max<int64_t>(entries, lane.capacity); // anchors make lists longer
+    }
+    event.lane_scratch = event_scratch_bytes(cache->context->device(), p, layer, entries);
+    constexpr int32_t group_size = 64;
+    LaneEvent lanes[group_size];
+    for (int32_t first = 0; first < layer.kv_heads; first += group_size) {
+        const int32_t count = std::min(group_size, layer.kv_heads - first);
+        for (int32_t i = 0; i < count; ++i) {
+            lanes[i] = lane_event(event, first + i);
+            *lanes[i].done = false;
+        }
+        const auto work = [&](int32_t i) {
+            apply_spans(event, first + i, &lanes[i]);
+            *lanes[i].done = true;
+        };
+        if (cache->context->workers.run(count, work) < 0) {
+            for (int32_t i = 0; i < count; ++i) {
+                if (!*lanes[i].done) work(i);
+            }
+        }
+        for (int32_t i = 0; i < count; ++i) {
+            cache->step.counters.evictions += lanes[i].counters.evictions;
+            add_zoom_counters(&cache->step.counters, lanes[i].counters);
+        }
+    }
+    ++cache->step.counters.events;
+    ++event.state->events;
+    event.state->let_go = std::max(event.state->let_go, length);
+    event.state->scored_at_event = event.state->scored;
+}
+
 void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
     const PolicyConfig &p = cache->policy();
+    if (p.spans) return spans_event(cache, seq, index, length);
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
     Event event{cache,
                 seq,
@@ -737,6 +973,7 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
             sum.promotions_recovered += e.counters.promotions_recovered;
             sum.evictions += e.counters.evictions;
             sum.record_bytes_written += e.counters.record_bytes_written;
+            add_zoom_counters(&sum, e.counters);
             before += e.before;
             lost += e.lost;
             joined += e.joined;

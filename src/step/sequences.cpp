@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "codec/epoch.hpp"
-#include "step/cache.hpp"
+#include "step/zoom.hpp"
 
 namespace skerry {
 
@@ -81,6 +81,7 @@ Sequence *sequence_make(skerry_cache *cache) {
         seq->pending.reserve(entries);
         seq->pending.resize(entries);
     }
+    if (p.zooms()) zoom_make(cache, seq.get());
     return seq.detach();
 }
 
@@ -310,6 +311,7 @@ void lane_release(skerry_cache *cache, LaneTables &tables, Lane &lane) {
 }
 
 void sequence_destroy(skerry_cache *cache, Sequence *seq) {
+    zoom_clear(cache, seq);
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
@@ -467,12 +469,14 @@ bool own_cut_windows(skerry_cache *cache, Sequence *seq, int64_t length) {
 
 void set_length(skerry_cache *cache, Sequence *seq, int64_t length) {
     if (length == 0) {
+        zoom_clear(cache, seq);
         clear_sequence(seq);
         return;
     }
     const PolicyConfig &p = cache->policy();
     const int64_t held = p.sinks + p.recent;
     seq->length = length;
+    zoom_truncate(cache, seq, length);
     if (seq->prompt_length > length) seq->prompt_length = -1;
     for (LayerState &state : seq->layers) {
         state.routed = std::min(state.routed, length);
@@ -542,6 +546,7 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
             t = span.end;
         }
     }
+    zoom_fork(cache, parent, child);
     std::memcpy(child->layers.data(), parent->layers.data(), parent->layers.size() * sizeof(LayerState));
     child->length = parent->length;
     child->prompt_length = parent->prompt_length;
@@ -551,12 +556,14 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
         fits = own_cut_windows(cache, child, length);
         if (fits) child->id = cache->sequences.insert(child);
     } catch (...) {
+        zoom_clear(cache, child);
         for (Lane &lane : child->tables.lanes)
             lane_release(cache, child->tables, lane);
         close_sequence(cache, std::move(made));
         throw;
     }
     if (!fits) {
+        zoom_clear(cache, child);
         for (Lane &lane : child->tables.lanes)
             lane_release(cache, child->tables, lane);
         close_sequence(cache, std::move(made));
@@ -589,20 +596,52 @@ uint64_t window_bytes(const skerry_cache *cache, const LaneTables &tables, const
 
 namespace {
 
-// Visits the sinks, windows and runs of evicted positions of a lane: visit(begin, end, span or nullptr).
+// A window's detail on the host, or nullptr.
+const HostEntry *detail_of(const Sequence *seq, int32_t lane, int64_t window) {
+    if (!seq->zoom || window < 0) return nullptr;
+    const LaneZoom &zoom = seq->zoom->lane(lane);
+    if (window >= zoom.windows) return nullptr;
+    const HostEntry &entry = seq->zoom->entries(zoom)[window];
+    return entry.place != no_place ? &entry : nullptr;
+}
+
+// Visits the sinks, windows, windows that are on the host alone, and runs of evicted positions of a lane: visit(begin, end, span or
+// nullptr, detail or nullptr).
 template <class Visit>
-void for_each_range(const skerry_cache *cache, const Sequence *seq, const Lane &lane, Visit &&visit) {
+void for_each_range(const skerry_cache *cache, const Sequence *seq, int32_t lane_index, Visit &&visit) {
     const PolicyConfig &p = cache->policy();
+    const Lane &lane = seq->lane(lane_index);
     const skerry_tile *tiles = seq->tiles(lane);
+    const WindowSpan *const none = nullptr;
+    const auto absent = [&](int64_t from, int64_t to) {
+        while (from < to) {
+            int32_t unit = seq->zoom ? zoom_unit_at(cache, seq, from) : -1;
+            const HostEntry *detail = detail_of(seq, lane_index, unit);
+            int64_t end = to;
+            if (detail != nullptr) {
+                end = zoom_unit(cache, seq, unit).end;
+            } else if (seq->zoom) {
+                // What found the host full, and anchors that found no slot: one run of evicted positions.
+                end = from;
+                do {
+                    end = unit >= 0 && !p.spans ? zoom_unit(cache, seq, unit).end : end + 1;
+                    unit = zoom_unit_at(cache, seq, end);
+                } while (end < to && detail_of(seq, lane_index, unit) == nullptr);
+            }
+            end = std::min(end, to);
+            visit(from, end, none, detail);
+            from = end;
+        }
+    };
     int64_t position = 0;
     for (uint32_t t = 0; t < lane.tiles;) {
         const WindowSpan span = window_at(p, tiles, t, lane.tiles);
-        if (tiles[t].first > position) visit(position, static_cast<int64_t>(tiles[t].first), static_cast<const WindowSpan *>(nullptr));
+        absent(position, tiles[t].first);
         position = tiles[span.end - 1].first + tiles[span.end - 1].count;
-        visit(static_cast<int64_t>(tiles[t].first), position, &span);
+        visit(static_cast<int64_t>(tiles[t].first), position, &span, p.spans ? nullptr : detail_of(seq, lane_index, span.window));
         t = span.end;
     }
-    if (position < seq->length) visit(position, seq->length, static_cast<const WindowSpan *>(nullptr));
+    absent(position, seq->length);
 }
 
 double rank_to_mass(const skerry_cache *cache, int64_t rank) {
@@ -626,14 +665,24 @@ void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, in
     const LayerGeometry &geometry = cache->layers[static_cast<size_t>(layer)];
     const Lane &lane = seq->lane(geometry.lane + head);
     const LayerState &state = seq->layers[static_cast<size_t>(geometry.source)];
+    const LaneZoom *zoom = seq->zoom ? &seq->zoom->lane(geometry.lane + head) : nullptr;
     int32_t count = 0;
-    for_each_range(cache, seq, lane, [&](int64_t begin, int64_t end, const WindowSpan *span) {
+    for_each_range(cache, seq, geometry.lane + head, [&](int64_t begin, int64_t end, const WindowSpan *span, const HostEntry *detail) {
         if (count < capacity) {
             skerry_range &range = ranges[count];
             range = skerry_range{};
             range.begin = begin;
             range.end = end;
             range.tier = SKERRY_TIER_EVICTED;
+            if (detail != nullptr) {
+                range.tier = SKERRY_TIER_HOST;
+                range.key_format = detail->key_format;
+                range.value_format = detail->value_format;
+                range.flags |= SKERRY_RANGE_DETAIL;
+                if (cache->host.references(detail->place) > 1) range.flags |= SKERRY_RANGE_SHARED;
+                const int32_t *chosen = seq->zoom->current(*zoom);
+                if (std::binary_search(chosen, chosen + zoom->current, zoom_unit_at(cache, seq, begin))) range.flags |= SKERRY_RANGE_ZOOMED;
+            }
             if (span != nullptr) {
                 const skerry_tile &tile = seq->tiles(lane)[span->begin];
                 range.tier = tile.tier;
@@ -668,16 +717,21 @@ void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *in
     info->prefill_tokens = seq->prompt_length;
     info->next_event_position = sequence_next_event(cache, seq);
     info->lowest_truncate = sequence_lowest_truncate(cache, seq);
-    info->full_tokens = info->quantised_tokens = info->evicted_tokens = 0;
+    info->full_tokens = info->quantised_tokens = info->evicted_tokens = info->host_tokens = 0;
+    info->host_bytes = 0;
     info->used_bytes = info->charged_bytes = info->exact_bytes = 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
         for (int32_t h = 0; h < layer.kv_heads; ++h) {
             const Lane &lane = seq->lane(layer.lane + h);
-            for_each_range(cache, seq, lane, [&](int64_t begin, int64_t end, const WindowSpan *span) {
+            for (uint32_t w = 0; seq->zoom && w < seq->zoom->lane(layer.lane + h).windows; ++w) {
+                const HostEntry &entry = seq->zoom->entries(seq->zoom->lane(layer.lane + h))[w];
+                if (entry.place != no_place) info->host_bytes += detail_bytes(p, layer, entry);
+            }
+            for_each_range(cache, seq, layer.lane + h, [&](int64_t begin, int64_t end, const WindowSpan *span, const HostEntry *detail) {
                 if (span == nullptr) {
-                    info->evicted_tokens += end - begin;
+                    (detail != nullptr ? info->host_tokens : info->evicted_tokens) += end - begin;
                     return;
                 }
                 const skerry_tile &tile = seq->tiles(lane)[span->begin];
@@ -751,6 +805,7 @@ uint64_t sequence_fingerprint(skerry_cache *cache, const Sequence *seq) {
                 add(seq->tables.epochs.data() + lane.epoch_offset, lane.epochs * epoch_table_bytes(layer));
                 add(seq->tables.query_squares.data() + lane.query_offset, static_cast<size_t>(layer.key_dim) * sizeof(float));
             }
+            if (seq->zoom) zoom_fingerprint(cache, seq, layer, h, &hash);
         }
         add_number(static_cast<int64_t>(seq->layers[i].scored));
     }

@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "base/half.hpp"
-#include "step/cache.hpp"
+#include "step/zoom.hpp"
 
 namespace skerry {
 
@@ -134,6 +134,11 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
             return wrong(error, SKERRY_SUBJECT_POSITION, i, seq->length + count, limits::max_position, "length of the sequence");
         }
         const int64_t event = event_after(step, seq, seq->length);
+        if (p.spans && event < seq->length + count) {
+            return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, i, count, event - seq->length,
+                        "with spans by surprisal a step behind the prompt may not cross a routing event: at most %lld tokens now",
+                        static_cast<long long>(event - seq->length));
+        }
         if (shares && event < seq->length + count) {
             // A layer that reads another one's cache would see it after the moves of positions that it has not attended from yet.
             return fail(error, SKERRY_ERROR_ARGUMENT, SKERRY_SUBJECT_TOKENS, i, count, event - seq->length,
@@ -217,6 +222,7 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         std::memcpy(seq->undo.lanes.data(), seq->tables.lanes.data(), seq->tables.lanes.size() * sizeof(Lane));
         std::memcpy(seq->undo_layers.data(), seq->layers.data(), seq->layers.size() * sizeof(LayerState));
         std::memset(seq->saved.data(), 0, seq->saved.size());
+        zoom_begin(seq);
         seq->in_step = true;
         seq->step_surprisal = seq->surprisal;
         for (size_t i = 0; i < cache->layers.size(); ++i) {
@@ -404,6 +410,7 @@ void finish_sequence(skerry_step *step, const StepSequence &part) {
     const int64_t end = part.base + part.count;
     const bool collecting = collects_prompt(step, seq);
     const bool prompt_ends = collecting && (step->flags & SKERRY_STEP_PREFILL) == 0;
+    if (p.spans && (prompt_ends || event_after(step, seq, part.base) == end)) spans_advance(cache, seq, end, prompt_ends);
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const int32_t layer = static_cast<int32_t>(i);
         if (cache->layers[i].source != layer) continue;
@@ -445,6 +452,18 @@ void finish_sequence(skerry_step *step, const StepSequence &part) {
 
 } // namespace
 
+void add_zoom_counters(skerry_counters *to, const skerry_counters &from) {
+    to->details_written += from.details_written;
+    to->detail_bytes_written += from.detail_bytes_written;
+    to->details_refused += from.details_refused;
+    to->zooms += from.zooms;
+    to->zooms_present += from.zooms_present;
+    to->zooms_fetched += from.zooms_fetched;
+    to->zooms_late += from.zooms_late;
+    to->prefetches += from.prefetches;
+    to->fetched_bytes += from.fetched_bytes;
+}
+
 void add_counters(skerry_counters *to, const skerry_counters &from) {
     to->tokens_appended += from.tokens_appended;
     to->events += from.events;
@@ -458,6 +477,7 @@ void add_counters(skerry_counters *to, const skerry_counters &from) {
     to->record_bytes_written += from.record_bytes_written;
     to->attended_bytes += from.attended_bytes;
     to->nonfinite_values += from.nonfinite_values;
+    add_zoom_counters(to, from);
 }
 
 Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, skerry_error *error) {
@@ -466,6 +486,7 @@ Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, s
     if (seq->step_surprisal.count != seq->surprisal.count) {
         return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, seq_index, 2, 1, "surprisal was handed over already in this step");
     }
+    if (seq->zoom && step->cache->policy().spans) spans_add(seq, part.base, nats, part.count);
     for (int32_t i = 0; i < part.count; ++i) {
         Sequence::Surprisal &s = seq->step_surprisal;
         const double value = static_cast<double>(nats[i]);
@@ -489,6 +510,12 @@ Status step_commit(skerry_step *step, skerry_error *error) {
             return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_PARALLEL_FOR, static_cast<int32_t>(i), 0, 0,
                         "a parallel loop failed in layer %zu: the step can only be aborted", i);
         }
+    }
+    for (size_t s = 0; cache->policy().spans && s < step->seqs.size(); ++s) {
+        const StepSequence &part = step->seqs[s];
+        if (spans_known(cache, part.seq, part.base + part.count)) continue;
+        return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, static_cast<int32_t>(s), part.base, 0,
+                    "spans are cut by surprisal: skerry_step_surprisal comes before the commit");
     }
     for (const StepSequence &part : step->seqs) {
         finish_sequence(step, part);
@@ -571,6 +598,7 @@ void step_abort(skerry_step *step) {
             }
         }
         std::memcpy(seq->layers.data(), seq->undo_layers.data(), seq->layers.size() * sizeof(LayerState));
+        zoom_abort(cache, seq);
         seq->in_step = false;
     }
     step->open = false;

@@ -73,7 +73,7 @@ TEST_CASE("context: bad descriptions are refused") {
     skerry_context_desc desc = make<skerry_context_desc>();
     refused([&](skerry_error *error) { return skerry_context_create(&desc, nullptr, error); }, SKERRY_ERROR_ARGUMENT,
             {SKERRY_SUBJECT_ARGUMENT});
-    for (uint32_t size : {0u, 4u, uint32_t(sizeof(desc)) - 8, 4097u, UINT32_MAX}) {
+    for (uint32_t size : {0u, 4u, uint32_t(offsetof(skerry_context_desc, transfer)) - 8, 4097u, UINT32_MAX}) {
         desc.struct_size = size;
         refuse(&desc, SKERRY_ERROR_STRUCT_SIZE, {SKERRY_SUBJECT_STRUCT});
     }
@@ -83,8 +83,8 @@ TEST_CASE("context: bad descriptions are refused") {
     desc.flags = 1u << 30;
     refuse(&desc, SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_FLAGS});
     desc = make<skerry_context_desc>();
-    desc.reserved = 1;
-    refuse(&desc, SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_FLAGS, SKERRY_SUBJECT_ARGUMENT, SKERRY_SUBJECT_STRUCT});
+    desc.transfer_threads = 17;
+    refuse(&desc, SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_ARGUMENT});
     desc = make<skerry_context_desc>();
     desc.worker_count = 256;
     refuse(&desc, SKERRY_ERROR_ARGUMENT, {SKERRY_SUBJECT_ARGUMENT, SKERRY_SUBJECT_PARALLEL_FOR});

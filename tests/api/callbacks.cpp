@@ -43,7 +43,7 @@ Setup limited(skerry_context *context, skerry_policy_kind kind, Told &told) {
     setup.cache.max_step_tokens = 64;
     setup.budget.length_tokens = 200;
     const uint64_t minimum = minimum_bytes(context, setup);
-    setup.budget.bytes = minimum + (plan_of(context, setup).full_cache_bytes) / 4;
+    setup.budget.bytes = minimum + full_cache_bytes(context, setup) / 4;
     told.install(setup.callbacks);
     return setup;
 }
@@ -52,7 +52,8 @@ Setup limited(skerry_context *context, skerry_policy_kind kind, Told &told) {
 
 TEST_CASE("callbacks: transitions are the moves, in order, once, after the commit (G7, P140)") {
     const Context context = make_context();
-    for (skerry_policy_kind kind : {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT}) {
+    for (skerry_policy_kind kind :
+         {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT, SKERRY_POLICY_SEKV}) {
         CAPTURE(kind);
         Told told;
         Setup setup = limited(context.get(), kind, told);

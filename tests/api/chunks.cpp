@@ -70,11 +70,17 @@ void check_equal(const Result &a, const Result &b) {
     CHECK(a.info.full_tokens == b.info.full_tokens);
     CHECK(a.info.quantised_tokens == b.info.quantised_tokens);
     CHECK(a.info.used_bytes == b.info.used_bytes);
+    CHECK(a.info.host_tokens == b.info.host_tokens);
+    CHECK(a.info.host_bytes == b.info.host_bytes);
     CHECK(a.counters.events == b.counters.events);
     CHECK(a.counters.demotions == b.counters.demotions);
     CHECK(a.counters.promotions == b.counters.promotions);
     CHECK(a.counters.evictions == b.counters.evictions);
     CHECK(a.counters.record_bytes_written == b.counters.record_bytes_written);
+    CHECK(a.counters.details_written == b.counters.details_written);
+    CHECK(a.counters.detail_bytes_written == b.counters.detail_bytes_written);
+    CHECK(a.counters.details_refused == b.counters.details_refused);
+    CHECK(a.counters.zooms == b.counters.zooms);
 }
 
 std::vector<Layer> mixed_layers() {
@@ -87,7 +93,7 @@ void limit(skerry_context *context, Setup &setup, double share, int64_t length) 
     if (setup.policy.kind == SKERRY_POLICY_FULL || setup.policy.kind == SKERRY_POLICY_STREAMING) return;
     setup.budget.length_tokens = length;
     const uint64_t minimum = minimum_bytes(context, setup);
-    const uint64_t full = std::max(plan_of(context, setup).full_cache_bytes, minimum);
+    const uint64_t full = std::max(full_cache_bytes(context, setup), minimum);
     setup.budget.bytes = minimum + static_cast<uint64_t>(share * static_cast<double>(full - minimum));
 }
 
@@ -110,7 +116,7 @@ TEST_CASE("chunks: 2,048 tokens in one step, in 128 steps of 16, and cut at rand
 TEST_CASE("chunks: every policy and score, split at each period") {
     const Context context = make_context();
     Rng rng(2);
-    for (skerry_policy_kind kind = SKERRY_POLICY_FULL; kind <= SKERRY_POLICY_QEVICT; ++kind) {
+    for (skerry_policy_kind kind = SKERRY_POLICY_FULL; kind <= SKERRY_POLICY_SEKV; ++kind) {
         for (int score = SKERRY_SCORE_CUMULATIVE; score <= SKERRY_SCORE_WORST; ++score) {
             if (score > SKERRY_SCORE_CUMULATIVE && kind < SKERRY_POLICY_EVICT) continue;
             CAPTURE(kind);
@@ -155,7 +161,8 @@ TEST_CASE("chunks: odd windows, periods, formats and exact copies") {
 TEST_CASE("chunks: a whole prompt is collected and compacted once, however it is cut") {
     const Context context = make_context();
     Rng rng(4);
-    for (skerry_policy_kind kind : {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT}) {
+    for (skerry_policy_kind kind :
+         {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT, SKERRY_POLICY_SEKV}) {
         CAPTURE(kind);
         Setup setup = small_setup(kind, layers_of(2, 2, 4, 32, 16));
         setup.policy.prefill = SKERRY_PREFILL_WHOLE;
@@ -165,7 +172,7 @@ TEST_CASE("chunks: a whole prompt is collected and compacted once, however it is
         const Result whole = run(context.get(), setup, {300}, 30, true);
         check_equal(whole, run(context.get(), setup, std::vector<int32_t>(300, 1), 30, true));
         check_equal(whole, run(context.get(), setup, random_cuts(rng, 300, 90), 30, true));
-        CHECK(whole.info.quantised_tokens + whole.info.evicted_tokens > 0);
+        CHECK(whole.info.quantised_tokens + whole.info.evicted_tokens + whole.info.host_tokens > 0);
     }
 }
 
@@ -248,7 +255,7 @@ TEST_CASE("workers: 0, 1 and 3 of them and a host's own give the same bits") {
 
 TEST_CASE("neighbours: a sequence in a ragged batch gets the bits that it gets alone") {
     const Context context = make_context();
-    for (skerry_policy_kind kind : {SKERRY_POLICY_FULL, SKERRY_POLICY_EVICT, SKERRY_POLICY_QEVICT}) {
+    for (skerry_policy_kind kind : {SKERRY_POLICY_FULL, SKERRY_POLICY_EVICT, SKERRY_POLICY_QEVICT, SKERRY_POLICY_SEKV}) {
         CAPTURE(kind);
         Setup setup = small_setup(kind, mixed_layers());
         setup.cache.max_sequences = 4;

@@ -7,8 +7,8 @@ using namespace support;
 
 namespace {
 
-constexpr skerry_policy_kind all_kinds[] = {SKERRY_POLICY_FULL, SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE,
-                                            SKERRY_POLICY_QEVICT};
+constexpr skerry_policy_kind all_kinds[] = {SKERRY_POLICY_FULL,     SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT,
+                                            SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT,    SKERRY_POLICY_SEKV};
 
 struct Hosted {
     Allocator host;
@@ -32,13 +32,15 @@ Setup bounded(skerry_context *context, skerry_policy_kind kind, double share, in
     setup.cache.max_sequences = sequences;
     setup.budget.length_tokens = length;
     const uint64_t minimum = minimum_bytes(context, setup);
-    const uint64_t full = std::max(plan_of(context, setup).full_cache_bytes, 2 * minimum);
+    const uint64_t full = std::max(full_cache_bytes(context, setup), 2 * minimum);
     setup.budget.bytes = minimum + static_cast<uint64_t>(share * static_cast<double>(full - minimum));
     return setup;
 }
 
 void check_sums(const skerry_memory_info &m) {
-    CHECK(m.allocated_bytes == m.pool_bytes + m.table_bytes + m.staging_bytes + m.exact_bytes + m.fixed_bytes);
+    CHECK(m.allocated_bytes == m.pool_bytes + m.table_bytes + m.staging_bytes + m.exact_bytes + m.host_bytes + m.fixed_bytes);
+    CHECK(m.used_host_bytes <= m.host_bytes);
+    CHECK(m.used_zoom_bytes <= m.pool_bytes + m.staging_bytes);
     CHECK(m.peak_bytes >= m.allocated_bytes);
     CHECK(m.used_full_bytes + m.used_quantised_bytes + m.used_dormant_bytes <= m.used_bytes);
     CHECK(m.used_exact_bytes <= m.exact_bytes);
@@ -48,6 +50,7 @@ void check_sums(const skerry_memory_info &m) {
 void check_pairs(const skerry_counters &c) {
     CHECK(c.demotions == c.demotions_written + c.demotions_ledger);
     CHECK(c.promotions == c.promotions_exact + c.promotions_recovered);
+    CHECK(c.zooms == c.zooms_present + c.zooms_fetched + c.zooms_late);
     CHECK(c.steps_begun == c.steps_committed + c.steps_aborted);
 }
 
@@ -58,7 +61,7 @@ TEST_CASE("plan, creation and report are one arithmetic (G17, P036, P114, P122, 
     for (skerry_policy_kind kind : all_kinds) {
         for (double share : {0.0, 0.2, 0.7, 3.0}) {
             for (int exact : {0, 1}) {
-                if ((kind == SKERRY_POLICY_FULL || kind == SKERRY_POLICY_STREAMING) && exact) continue;
+                if ((kind == SKERRY_POLICY_FULL || kind == SKERRY_POLICY_STREAMING || kind == SKERRY_POLICY_SEKV) && exact) continue;
                 CAPTURE(kind);
                 CAPTURE(share);
                 CAPTURE(exact);
@@ -84,6 +87,7 @@ TEST_CASE("plan, creation and report are one arithmetic (G17, P036, P114, P122, 
                 CHECK(memory.table_bytes == plan.table_bytes);
                 CHECK(memory.staging_bytes == plan.staging_bytes);
                 CHECK(memory.exact_bytes == plan.exact_bytes);
+                CHECK(memory.host_bytes == plan.host_bytes);
                 CHECK(memory.allocated_bytes == hosted.cache_bytes());
             }
         }
@@ -150,13 +154,16 @@ TEST_CASE("full policy under a budget: a step that does not fit is refused whole
 TEST_CASE("budget: never passed at any moment of a random run (G8, P053, P055, P145)") {
     Hosted hosted;
     Rng rng(12);
-    for (skerry_policy_kind kind : {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT}) {
+    for (skerry_policy_kind kind :
+         {SKERRY_POLICY_STREAMING, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT, SKERRY_POLICY_SEKV}) {
         for (int turn = 0; turn < 3; ++turn) {
             CAPTURE(kind);
             CAPTURE(turn);
             Setup setup = bounded(hosted.context.get(), kind, turn == 0 ? 0.0 : 0.25, 3, 300);
             setup.cache.max_step_tokens = 48;
-            if (turn == 2) {
+            if (turn == 2 && kind == SKERRY_POLICY_SEKV) {
+                setup.budget.host_bytes = 20000;
+            } else if (turn == 2) {
                 setup.policy.flags = SKERRY_POLICY_KEEP_EXACT;
                 setup.budget.exact_bytes = 9000;
                 setup.budget.bytes += 9000;
@@ -184,9 +191,11 @@ TEST_CASE("budget: never passed at any moment of a random run (G8, P053, P055, P
                 }
                 const skerry_memory_info memory = memory_of(cache.get());
                 check_sums(memory);
-                CHECK(memory.allocated_bytes <= plan.budget_bytes + plan.staging_bytes + plan.exact_bytes + memory.fixed_bytes);
+                CHECK(memory.allocated_bytes <=
+                      plan.budget_bytes + plan.staging_bytes + plan.exact_bytes + plan.host_bytes + memory.fixed_bytes);
                 // A table of the object itself is held twice while it grows.
-                CHECK(memory.peak_bytes <= plan.budget_bytes + plan.staging_bytes + plan.exact_bytes + 2 * memory.fixed_bytes);
+                CHECK(memory.peak_bytes <=
+                      plan.budget_bytes + plan.staging_bytes + plan.exact_bytes + plan.host_bytes + 2 * memory.fixed_bytes);
                 CHECK(hosted.cache_bytes() == memory.allocated_bytes);
                 check_pairs(counters_of(cache.get()));
             }
@@ -210,13 +219,14 @@ TEST_CASE("used bytes are the sum of what the ranges hold, shared slots once (G1
             for (const Stream *stream : {&a, &b}) {
                 const skerry_seq_info info = info_of(cache.get(), stream->seq);
                 uint64_t bytes = 0;
-                int64_t tokens[3] = {0, 0, 0};
+                int64_t tokens[4] = {0, 0, 0, 0};
                 for (int layer = 0; layer < 2; ++layer) {
                     for (int head = 0; head < 2; ++head) {
                         for (const skerry_range &range : ranges_of(cache.get(), stream->seq, layer, head)) {
                             bytes += range.bytes;
                             tokens[range.tier == SKERRY_TIER_FULL        ? 0
                                    : range.tier == SKERRY_TIER_QUANTISED ? 1
+                                   : range.tier == SKERRY_TIER_HOST      ? 3
                                                                          : 2] += range.end - range.begin;
                         }
                     }
@@ -225,7 +235,8 @@ TEST_CASE("used bytes are the sum of what the ranges hold, shared slots once (G1
                 CHECK(info.full_tokens == tokens[0]);
                 CHECK(info.quantised_tokens == tokens[1]);
                 CHECK(info.evicted_tokens == tokens[2]);
-                CHECK(tokens[0] + tokens[1] + tokens[2] == 4 * stream->length);
+                CHECK(info.host_tokens == tokens[3]);
+                CHECK(tokens[0] + tokens[1] + tokens[2] + tokens[3] == 4 * stream->length);
                 sum += bytes;
             }
             const skerry_memory_info memory = memory_of(cache.get());
@@ -238,6 +249,7 @@ TEST_CASE("used bytes are the sum of what the ranges hold, shared slots once (G1
 TEST_CASE("without a budget, bytes grow with the tokens and are given back with the sequence") {
     Hosted hosted;
     for (skerry_policy_kind kind : all_kinds) {
+        if (kind == SKERRY_POLICY_SEKV) continue; // needs one
         CAPTURE(kind);
         Setup setup = small_setup(kind, layers_of(2, 2, 2, 16, 16));
         const Cache cache = make_cache(hosted.context.get(), setup);

@@ -1,10 +1,12 @@
 // skerry.hpp: objects release what they hold, in any order of destruction.
 
+#include "router_bytes.hpp"
 #include "support.hpp"
 
 #include <skerry/skerry.hpp>
 
 static_assert(!std::is_copy_constructible_v<skerry::Context> && std::is_nothrow_move_constructible_v<skerry::Context>);
+static_assert(!std::is_copy_constructible_v<skerry::Router> && std::is_nothrow_move_assignable_v<skerry::Router>);
 static_assert(!std::is_copy_assignable_v<skerry::Cache> && std::is_nothrow_move_assignable_v<skerry::Cache>);
 static_assert(!std::is_copy_constructible_v<skerry::Sequence> && std::is_nothrow_move_constructible_v<skerry::Sequence>);
 static_assert(!std::is_copy_constructible_v<skerry::Step> && std::is_nothrow_move_constructible_v<skerry::Step>);
@@ -102,6 +104,49 @@ TEST_CASE("skerry.hpp: handles are released whatever the order") {
     }
     CHECK(host->live_count() == 0);
     CHECK(host->mismatches() == 0);
+}
+
+TEST_CASE("skerry.hpp: a router is shared by reference, with caches too") {
+    support::Allocator host;
+    {
+        skerry_context_desc context_desc = skerry::make<skerry_context_desc>();
+        context_desc.allocator = host.hooks();
+        skerry::Context context;
+        context.create(&context_desc);
+        const support::RouterSize size;
+        const std::vector<uint8_t> file =
+            support::safetensors(support::production_tensors(size), support::router_settings(size, "production").text());
+        skerry_router_desc desc = skerry::make<skerry_router_desc>();
+        desc.data = file.data();
+        desc.bytes = file.size();
+        skerry::Router router;
+        CHECK(!router);
+        CHECK(!router.share());
+        router.open(context, desc);
+        skerry_router_info info;
+        router.info(info);
+        CHECK(info.layers == 2);
+        skerry::Router second = router.share(), third(std::move(router));
+        CHECK(!router);
+        CHECK(second.get() == third.get());
+        third = skerry::Router();
+        second.info(info);
+        CHECK(std::string(info.model) == "tiny");
+        support::Setup setup = support::small_setup(SKERRY_POLICY_SEKV, support::layers_of(2, 2, 4, 8, 8));
+        setup.sekv.router = second.get();
+        setup.budget.bytes = 1 << 20;
+        setup.budget.length_tokens = 100;
+        skerry::Cache cache;
+        cache.create(context, *setup.desc());
+        second = skerry::Router();
+        skerry_plan_info plan;
+        cache.plan(plan);
+        CHECK(plan.router_trained == 1);
+        CHECK_THROWS_AS(second.open(context, "/there/is/no/such/router"), skerry::Error);
+        CHECK(!second);
+    }
+    CHECK(host.live_count() == 0);
+    CHECK(host.mismatches() == 0);
 }
 
 TEST_CASE("skerry.hpp: failures are thrown with their details, remarks are returned") {

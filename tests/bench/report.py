@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the measuring programs and prints their rows as a table; --json writes them to a file.
 
-    report.py --bench PROGRAM --rss PROGRAM [--quick | --smoke] [--only PREFIX] [--quality] [--json FILE]
+    report.py --bench PROGRAM --rss PROGRAM --kernels PROGRAM [--quick | --smoke] [--only PREFIX] [--quality] [--json FILE]
 
 Called by tests/bench/run, which builds the programs.
 """
@@ -99,9 +99,10 @@ def main():
     parser = argparse.ArgumentParser(prog="tests/bench/run", description="measure the library")
     parser.add_argument("--bench", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--rss", required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--kernels", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--smoke", action="store_true", help="a few tokens, to see that everything runs; the figures mean nothing")
     parser.add_argument("--quick", action="store_true", help="fewer rounds: within a minute on two cores")
-    parser.add_argument("--only", default="", help="rows of one part: attend, append, demote, budget, error or rss")
+    parser.add_argument("--only", default="", help="rows of one part: attend, append, demote, budget, error, route, lowrank or rss")
     parser.add_argument("--quality", action="store_true", help="also the quality protocol on SmolLM2-135M")
     parser.add_argument("--texts", type=int, default=0, help="texts of the quality protocol; 0: all")
     parser.add_argument("--json", help="write machine and rows to this file")
@@ -120,8 +121,13 @@ def main():
 
     host = machine()
     print(f"{host['cpu']}, {host['processors']} processors, load {host['load']}", flush=True)
-    if given.only != "rss":
+    if given.only not in ("route", "lowrank", "rss"):
         take(program_rows(command + (["--only", given.only] if given.only else [])))
+    if given.only in ("", "route"):
+        size = ["--tokens", "1024", "--rounds", "2", "--megabytes", "1"] if given.smoke else ["--rounds", "9"] if given.quick else []
+        take(program_rows([given.kernels, "--route"] + size))
+    if given.only in ("", "lowrank"):
+        take(program_rows([given.kernels, "--lowrank", "--rounds", "2" if given.smoke else "9" if given.quick else "25"]))
     if given.only in ("", "rss"):
         take(rss_rows(given.rss, ("full",) if given.smoke else ("full", "evict", "qevict")))
     if not given.quality:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The benchmark runs, and its rows have the names of rows.txt. Looks at no time.
 
-    smoke.py BENCH_PROGRAM RSS_PROGRAM
+    smoke.py BENCH_PROGRAM RSS_PROGRAM KERNELS_PROGRAM
 """
 import json
 import pathlib
@@ -20,7 +20,8 @@ expected = [name for name in listed if not name.startswith("quality.")]
 
 with tempfile.TemporaryDirectory() as folder:
     out = pathlib.Path(folder) / "rows.json"
-    done = subprocess.run([sys.executable, here / "report.py", "--bench", sys.argv[1], "--rss", sys.argv[2], "--smoke", "--json", out],
+    programs = ["--bench", sys.argv[1], "--rss", sys.argv[2], "--kernels", sys.argv[3]]
+    done = subprocess.run([sys.executable, here / "report.py", *programs, "--smoke", "--json", out],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     tap.check(done.returncode == 0, "the benchmark runs", done.stdout.splitlines())
     document = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"results": []}

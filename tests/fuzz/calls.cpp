@@ -192,6 +192,7 @@ struct Program {
         skerry_context_desc context_desc = make<skerry_context_desc>();
         context_desc.allocator = {&host, &Host::alloc, &Host::release};
         context_desc.cpu_disable = in.one_in(2) ? UINT32_MAX : 0;
+        context_desc.transfer_threads = in.one_in(6) ? 1 : 0;
         if (skerry_context_create(&context_desc, &context, &error) < 0) return false;
         in.oddness = in.one_in(3) ? 60 : 250;
         const int32_t count = 1 + in.below(3);
@@ -223,7 +224,7 @@ struct Program {
         for (const skerry_layer_desc &layer : layers)
             pointers.push_back(&layer);
         skerry_policy_desc policy = make<skerry_policy_desc>();
-        policy.kind = paper ? int32_t(SKERRY_POLICY_QEVICT) : in.number(0, 4);
+        policy.kind = paper ? int32_t(SKERRY_POLICY_QEVICT) : in.number(0, 5);
         policy.fidelity = paper ? 1 : 0;
         policy.prefill = in.below(2);
         policy.flags = in.one_in(3) ? static_cast<uint32_t>(in.below(8)) : 0u;
@@ -244,8 +245,35 @@ struct Program {
         policy.quantised_share_ppm = in.one_in(3) ? in.word() % 1000002u : 0;
         policy.hysteresis_ppm = in.one_in(3) ? 1000000 : 0;
         policy.max_moves_ppm = in.one_in(3) ? 1000000 : 0;
+        skerry_sekv_desc sekv = make<skerry_sekv_desc>();
+        const bool reads_host = policy.kind == SKERRY_POLICY_SEKV;
+        if (reads_host) {
+            policy.sekv = in.one_in(4) ? nullptr : &sekv;
+            if (in.one_in(3)) sekv.flags = SKERRY_SEKV_NO_RESIDENTS;
+            sekv.detail_format = in.one_in(3) ? formats[in.below(8)] : 0;
+            sekv.fetch_ppm = in.one_in(3) ? in.word() % 1000002u : 0;
+            sekv.refine_ppm = in.one_in(3) ? in.word() % 1000002u : 0;
+            sekv.hysteresis_ppm = in.one_in(3) ? 1000000u + in.word() % 1000002u : 0;
+            sekv.keep_windows = in.number(0, 8);
+            sekv.miss = in.number(0, 1);
+            // Mostly a description that is taken: balanced formats and no exact copies.
+            if (!in.one_in(8)) {
+                policy.flags &= ~uint32_t{SKERRY_POLICY_KEEP_EXACT};
+                if (policy.key_format >= SKERRY_FORMAT_C2) policy.key_format = policy.value_format = 0;
+            }
+            // And windows that leave within the few tokens that an input has.
+            if (!in.one_in(8)) {
+                policy.window_tokens = in.number(1, 4);
+                policy.sink_tokens = SKERRY_NONE_TOKENS;
+                policy.recent_tokens = in.number(-1, 2);
+                policy.period_tokens = policy.score_queries = in.number(1, 4);
+            }
+        } else if (in.one_in(30)) {
+            policy.sekv = &sekv;
+        }
         skerry_budget_desc budget = make<skerry_budget_desc>();
-        budget.length_tokens = paper || in.one_in(2) ? 300 : 0;
+        budget.length_tokens = paper || reads_host || in.one_in(2) ? 300 : 0;
+        if (in.one_in(reads_host ? 4 : 40)) budget.host_bytes = in.word() % 20000;
         if (in.one_in(12)) budget.length_tokens = in.one_in(2) ? int64_t{in.number(1, 255)} << in.below(40) : in.number(0, 255);
         if (in.one_in(2)) budget.exact_bytes = in.word() % 50000;
         if (in.one_in(8)) budget.full_bytes = in.word() % 20000;
@@ -261,7 +289,7 @@ struct Program {
         desc.staging_tokens = in.one_in(2) ? 0 : in.number(40, 200);
         desc.nonfinite = in.below(2);
         if (in.one_in(2)) desc.flags = SKERRY_CACHE_EXACT_ATTEND;
-        if (!in.one_in(3)) {
+        if (reads_host || !in.one_in(3)) {
             skerry_plan_info info = make<skerry_plan_info>();
             budget.bytes = 1;
             if (skerry_cache_plan(context, &desc, &info, &error) == SKERRY_ERROR_OVER_BUDGET) {
@@ -325,7 +353,7 @@ struct Program {
 
     void in_step() {
         int32_t layer = in.number(0, static_cast<int32_t>(layers.size()) - 1);
-        int32_t action = in.below(9);
+        int32_t action = in.below(10);
         // Mostly in a useful order: what is still missing is appended before anything else.
         for (int32_t i = 0; i < static_cast<int32_t>(layers.size()) && !in.one_in(8); ++i) {
             if ((appended >> i & 1) != 0 || shape(i).flags != 0) continue;
@@ -352,7 +380,7 @@ struct Program {
             desc.out = &out;
             desc.layer = layer;
             desc.flags = static_cast<uint32_t>(in.below(4));
-            desc.tiers = in.one_in(4) ? static_cast<uint32_t>(in.below(16)) : 0u;
+            desc.tiers = in.one_in(4) ? static_cast<uint32_t>(in.below(32)) : 0u;
             if (call([&] { return skerry_step_attend(step, &desc, &error); }) >= 0) {
                 for (float x : b)
                     require(in.wild || std::isfinite(x), "an output is not finite");
@@ -364,7 +392,7 @@ struct Program {
             desc.seq_index = in.number(0, 1);
             desc.layer = layer;
             desc.kv_head = in.number(0, 1);
-            desc.tiers = in.one_in(4) ? static_cast<uint32_t>(in.below(16)) : 0u;
+            desc.tiers = in.one_in(4) ? static_cast<uint32_t>(in.below(32)) : 0u;
             int32_t tokens = 0;
             if (call([&] { return skerry_step_gather(step, &desc, &tokens, &error); }) != SKERRY_OK) break;
             skerry_tensor keys = tensor(a, tokens + 1, 1, g.key_dim, false), values = tensor(b, tokens + 1, 1, value_dim(g), false);
@@ -407,6 +435,12 @@ struct Program {
             desc.masses = a.data();
             desc.token_count = in.one_in(12) ? in.number(0, 200) : tokens;
             (void)call([&] { return skerry_step_observe(step, &desc, &error); });
+            break;
+        }
+        case 7: {
+            const int64_t parts = static_cast<int64_t>(step_counts.size());
+            skerry_tensor queries = tensor(a, in.one_in(8) ? step_rows : parts, heads, g.key_dim, true);
+            (void)call([&] { return skerry_step_zoom(step, layer, &queries, nullptr, &error); });
             break;
         }
         default: {
@@ -466,6 +500,7 @@ struct Program {
             if (in.one_in(8)) budget.full_bytes = in.word() % 20000;
             budget.exact_bytes = in.one_in(2) ? in.word() % 50000 : 0;
             if (in.one_in(8)) budget.share_ppm = in.word() % 1200000;
+            if (in.one_in(20)) budget.host_bytes = in.word() % 20000;
             (void)call([&] { return skerry_cache_set_budget(cache, &budget, &error); });
             break;
         }
@@ -491,6 +526,10 @@ struct Program {
             for (int calls = 0; calls < 400 && !in.done(); ++calls) {
                 step != nullptr && !in.one_in(16) ? in_step() : outside();
             }
+            skerry_counters counters = make<skerry_counters>();
+            require(skerry_cache_get_counters(cache, &counters, nullptr) == SKERRY_OK, "counters");
+            require(counters.zooms == counters.zooms_present + counters.zooms_fetched + counters.zooms_late, "zooms");
+            fuzz_tally.zooms += counters.zooms;
         }
         skerry_cache_release(cache);
         skerry_context_release(context);

@@ -11,6 +11,7 @@ struct FuzzTally {
     unsigned long long succeeded = 0;
     unsigned long long commits = 0;
     unsigned long long starved = 0;
+    unsigned long long zooms = 0; // windows read from the host
 };
 extern FuzzTally fuzz_tally;
 

@@ -39,12 +39,12 @@ struct World {
     skerry_plan_info plan = make<skerry_plan_info>();
     std::vector<Sequence> seqs;
     std::vector<skerry_transition> moves;
-    std::map<std::tuple<int, int, int, bool, bool>, uint64_t> slot_bytes;
+    std::map<std::tuple<int, int, int, bool, int>, uint64_t> slot_bytes;
     skerry_error error = make<skerry_error>();
-    uint64_t operations = 0, refused_steps = 0, forks = 0, truncations = 0, budgets = 0;
+    uint64_t operations = 0, refused_steps = 0, forks = 0, truncations = 0, budgets = 0, looks = 0;
     std::vector<float> buffer[3];
 
-    World(skerry_policy_kind kind, bool paper, uint64_t seed) : rng(seed), context(make_context()) {
+    World(skerry_policy_kind kind, bool paper, uint64_t seed) : rng(seed), context(context_for(kind, seed)) {
         for (;;) {
             draw(kind, paper);
             skerry_cache *made = nullptr;
@@ -57,6 +57,13 @@ struct World {
             expect(status == SKERRY_ERROR_UNSUPPORTED || (paper && status == SKERRY_ERROR_ARGUMENT), "create: ", error.message);
         }
         expect(skerry_cache_get_plan(cache.get(), &plan, &error) == SKERRY_OK, "get_plan");
+    }
+
+    // Copies are made by the caller, or by threads of the library.
+    static Context context_for(skerry_policy_kind kind, uint64_t seed) {
+        skerry_context_desc desc = make<skerry_context_desc>();
+        desc.transfer_threads = kind == SKERRY_POLICY_SEKV ? static_cast<uint32_t>(seed / 1000 % 3) : 0;
+        return make_context(&desc);
     }
 
     void expect(bool fine, const char *what, const char *detail = "") const {
@@ -106,7 +113,7 @@ struct World {
             p.prefill = rng.one_in(3) ? SKERRY_PREFILL_WHOLE : SKERRY_PREFILL_SPLIT;
             p.hysteresis_ppm = rng.one_in(2) ? 1000000 : 1500000;
             p.max_moves_ppm = rng.one_in(2) ? 1000000 : 0;
-            if (rng.one_in(2)) {
+            if (kind != SKERRY_POLICY_SEKV && rng.one_in(2)) {
                 p.key_format = pick(SKERRY_FORMAT_C2, SKERRY_FORMAT_C4);
                 p.value_format = pick(SKERRY_FORMAT_C2, SKERRY_FORMAT_C4);
             } else {
@@ -115,11 +122,20 @@ struct World {
             }
             if (rng.one_in(2)) p.full_format = setup.cache.store_dtype; // same numbers as the formats
         }
-        if (kind >= SKERRY_POLICY_QUANTISE && rng.one_in(4)) p.flags |= SKERRY_POLICY_KEEP_EXACT;
+        if (kind >= SKERRY_POLICY_QUANTISE && kind != SKERRY_POLICY_SEKV && rng.one_in(4)) p.flags |= SKERRY_POLICY_KEEP_EXACT;
         if (kind == SKERRY_POLICY_QEVICT && rng.one_in(6)) p.flags |= SKERRY_POLICY_ONE_WAY;
         setup.budget.length_tokens = 120;
         if ((p.flags & SKERRY_POLICY_KEEP_EXACT) != 0) setup.budget.exact_bytes = static_cast<uint64_t>(rng.below(6000));
-        if (paper || !rng.one_in(4)) {
+        if (kind == SKERRY_POLICY_SEKV) {
+            if (rng.one_in(3)) setup.sekv.flags = SKERRY_SEKV_NO_RESIDENTS;
+            setup.sekv.detail_format = rng.one_in(4) ? int32_t(setup.cache.store_dtype) : pick(SKERRY_FORMAT_R2, SKERRY_FORMAT_R8);
+            setup.sekv.fetch_ppm = static_cast<uint32_t>(rng.between(1, 1000000));
+            setup.sekv.refine_ppm = static_cast<uint32_t>(rng.between(1, 1000000));
+            setup.sekv.keep_windows = pick(0, 6);
+            setup.sekv.miss = pick(SKERRY_ZOOM_WAIT, SKERRY_ZOOM_SKIP);
+            if (rng.one_in(3)) setup.budget.host_bytes = static_cast<uint64_t>(rng.between(1, 6000));
+        }
+        if (paper || kind == SKERRY_POLICY_SEKV || !rng.one_in(4)) {
             skerry_plan_info info = make<skerry_plan_info>();
             setup.budget.bytes = 1;
             (void)!skerry_cache_plan(context.get(), setup.desc(), &info, &error);
@@ -155,13 +171,15 @@ struct World {
     skerry_memory_info memory() {
         skerry_memory_info m = make<skerry_memory_info>();
         expect(skerry_cache_get_memory(cache.get(), &m, &error) == SKERRY_OK, "get_memory");
-        expect(m.allocated_bytes == m.pool_bytes + m.table_bytes + m.staging_bytes + m.exact_bytes + m.fixed_bytes,
+        expect(m.allocated_bytes == m.pool_bytes + m.table_bytes + m.staging_bytes + m.exact_bytes + m.host_bytes + m.fixed_bytes,
                "allocated bytes are not the sum of their parts");
-        expect(m.used_full_bytes + m.used_quantised_bytes + m.used_dormant_bytes <= m.used_bytes, "used bytes");
+        expect(m.used_full_bytes + m.used_quantised_bytes + m.used_dormant_bytes + m.used_zoom_bytes <= m.used_bytes, "used bytes");
+        expect(m.used_host_bytes <= m.host_bytes && m.host_bytes == plan.host_bytes, "host bytes");
+        expect(setup.budget.host_bytes == 0 || m.host_bytes <= setup.budget.host_bytes, "the limit of host bytes");
         expect(m.used_exact_bytes <= m.exact_bytes, "exact bytes");
         if (m.budget_bytes != UINT64_MAX) {
             expect(m.pool_bytes + m.table_bytes <= m.budget_bytes, "the budget is exceeded");
-            expect(m.allocated_bytes <= m.budget_bytes + m.staging_bytes + m.exact_bytes + m.fixed_bytes, "peak");
+            expect(m.allocated_bytes <= m.budget_bytes + m.staging_bytes + m.exact_bytes + m.host_bytes + m.fixed_bytes, "peak");
         }
         return m;
     }
@@ -181,7 +199,8 @@ struct World {
                                : plan.fidelity == SKERRY_FIDELITY_PAPER ? plan.recent_tokens - window
                                                                         : plan.recent_tokens;
         uint64_t bytes = 0;
-        int64_t tokens[3] = {0, 0, 0}, complete_from = 0;
+        int64_t tokens[4] = {0, 0, 0, 0}, complete_from = 0;
+        uint64_t details = 0;
         skerry_range ranges[256];
         for (int layer = 0; layer < static_cast<int>(setup.layers.size()); ++layer) {
             const Layer &shape = setup.layers[static_cast<size_t>(layer)];
@@ -198,12 +217,19 @@ struct World {
                     end = range.end;
                     const bool evicted = range.tier == SKERRY_TIER_EVICTED;
                     const bool full = range.tier == SKERRY_TIER_FULL;
-                    expect(evicted || full || range.tier == SKERRY_TIER_QUANTISED, "tier");
+                    const bool host = range.tier == SKERRY_TIER_HOST;
+                    expect(evicted || full || range.tier == SKERRY_TIER_QUANTISED || host, "tier");
+                    expect(!host || plan.kind == SKERRY_POLICY_SEKV, "tier");
+                    const bool detail = (range.flags & SKERRY_RANGE_DETAIL) != 0;
+                    expect(!host || detail, "a window on the host has detail there");
+                    expect(!evicted || !detail, "an evicted window has detail");
+                    expect(detail || (range.flags & SKERRY_RANGE_ZOOMED) == 0, "a window without detail was read");
+                    details += detail;
                     expect(!(evicted && before == SKERRY_TIER_EVICTED), "runs of evicted windows are one range");
                     before = range.tier;
                     bytes += range.bytes;
-                    tokens[full ? 0 : evicted ? 2 : 1] += range.end - range.begin;
-                    expect(evicted == (range.bytes == 0), "bytes of a range");
+                    tokens[full ? 0 : evicted ? 2 : host ? 3 : 1] += range.end - range.begin;
+                    expect((evicted || host) == (range.bytes == 0), "bytes of a range");
                     expect(std::isfinite(range.score) && range.score >= 0, "score");
                     // What a query can no longer see may be gone from a sliding layer.
                     const int64_t visible = shape.window > 0 ? seq.length - shape.window + 1 : 0;
@@ -223,7 +249,7 @@ struct World {
                     if (!evicted) {
                         expect(range.end - range.begin <= window, "a range holds one window");
                         const auto key = std::tuple{lane(layer, head), int(range.key_format), int(range.value_format),
-                                                    (range.flags & SKERRY_RANGE_LEDGERED) != 0, full};
+                                                    (range.flags & SKERRY_RANGE_LEDGERED) != 0, int(range.tier)};
                         const auto [place, fresh] = slot_bytes.insert({key, range.bytes});
                         expect(fresh || place->second == range.bytes, "windows of one kind differ in bytes");
                     }
@@ -233,6 +259,7 @@ struct World {
                         const skerry_tier was = known == told.end() ? skerry_tier(SKERRY_TIER_FULL) : known->second;
                         if (resync) {
                             expect(was != SKERRY_TIER_EVICTED || evicted, "an evicted window came back");
+                            expect(was != SKERRY_TIER_HOST || host, "a window of the host came back");
                             if (full) {
                                 told.erase(index);
                             } else {
@@ -246,7 +273,10 @@ struct World {
                 expect(end == seq.length, "ranges do not reach the end");
             }
         }
-        expect(info.full_tokens == tokens[0] && info.quantised_tokens == tokens[1] && info.evicted_tokens == tokens[2], "tokens by tier");
+        expect(info.full_tokens == tokens[0] && info.quantised_tokens == tokens[1] && info.evicted_tokens == tokens[2] &&
+                   info.host_tokens == tokens[3],
+               "tokens by tier");
+        expect((info.host_bytes > 0) == (details > 0), "bytes of a sequence's detail");
         expect(info.used_bytes == bytes, "bytes of a sequence");
         bool sliding = false;
         for (const Layer &layer : setup.layers)
@@ -270,6 +300,8 @@ struct World {
         expect(skerry_cache_get_counters(cache.get(), &c, &error) == SKERRY_OK, "get_counters");
         expect(c.demotions == c.demotions_written + c.demotions_ledger, "demotions");
         expect(c.promotions == c.promotions_exact + c.promotions_recovered, "promotions");
+        expect(c.zooms == c.zooms_present + c.zooms_fetched + c.zooms_late, "zooms");
+        expect(plan.kind == SKERRY_POLICY_SEKV || c.zooms + c.details_written + c.details_refused == 0, "another policy's counters");
     }
 
     uint64_t fingerprint(const Sequence &seq) {
@@ -336,6 +368,18 @@ struct World {
         if (plan.kind == SKERRY_POLICY_FULL && shape.window == 0) expect(tokens == seq.length + count, "gathered tokens");
     }
 
+    // What a host that attends itself asks for before it looks.
+    void zoom(skerry_step *step, const std::vector<std::pair<Sequence *, int32_t>> &parts, int layer) {
+        const Layer &shape = setup.layers[static_cast<size_t>(layer)];
+        fill(buffer[0], parts, Kind::query, layer, shape.query_heads, shape.key_dim);
+        const skerry_tensor queries =
+            tensor(buffer[0].data(), SKERRY_DTYPE_F32, {static_cast<int64_t>(parts.size()), shape.query_heads, shape.key_dim});
+        ++operations;
+        ++looks;
+        expect(skerry_step_zoom(step, layer, &queries, nullptr, &error) == SKERRY_OK, "zoom: ", error.message);
+        check_self();
+    }
+
     void run_step() {
         std::vector<std::pair<Sequence *, int32_t>> parts;
         bool shared = false;
@@ -380,7 +424,12 @@ struct World {
         desc.token_counts = counts.data();
         desc.positions = rng.one_in(2) ? positions.data() : nullptr;
         desc.seq_count = static_cast<int32_t>(ids.size());
-        const uint64_t used = memory().used_bytes;
+        // Fetched windows may stay on the device after a step that was given up.
+        const auto used_bytes = [&] {
+            const skerry_memory_info m = memory();
+            return m.used_bytes - m.used_zoom_bytes;
+        };
+        const uint64_t used = used_bytes();
         skerry_step *step = nullptr;
         ++operations;
         const skerry_status begun = skerry_step_begin(cache.get(), &desc, &step, &error);
@@ -388,7 +437,7 @@ struct World {
             for (size_t i = 0; i < parts.size(); ++i) {
                 expect(fingerprint(*parts[i].first) == before[i], "a sequence changed after ", what);
             }
-            expect(memory().used_bytes == used, "used bytes changed after ", what);
+            expect(used_bytes() == used, "used bytes changed after ", what);
         };
         if (begun < 0) {
             ++refused_steps;
@@ -400,6 +449,7 @@ struct World {
         const bool abort = rng.one_in(5);
         const int stop = abort ? pick(0, static_cast<int32_t>(setup.layers.size())) : -1;
         const int way = crosses ? 3 : static_cast<int>(rng.below(6)); // 0: nothing, 1 and 2: observe, else attend
+        const bool single = plan.kind == SKERRY_POLICY_SEKV && tokens == static_cast<int64_t>(parts.size());
         moves.clear();
         for (int layer = 0; layer < static_cast<int>(setup.layers.size()) && layer != stop; ++layer) {
             const Layer &shape = setup.layers[static_cast<size_t>(layer)];
@@ -415,6 +465,7 @@ struct World {
                     expect(skerry_step_append(step, layer, &keys, &values, nullptr, &error) == SKERRY_ERROR_STATE, "appended twice");
                 }
                 check_self();
+                if (single && rng.one_in(2)) zoom(step, parts, layer);
                 if (!crosses && rng.one_in(6)) {
                     const int part = static_cast<int>(rng.below(static_cast<int64_t>(parts.size())));
                     const auto &[seq, count] = parts[static_cast<size_t>(part)];
@@ -489,6 +540,7 @@ struct World {
             const auto known = told.find(move.window);
             expect(move.from == (known == told.end() ? skerry_tier(SKERRY_TIER_FULL) : known->second), "a move from another tier");
             expect(move.from != SKERRY_TIER_EVICTED, "a move from nowhere");
+            expect(move.from != SKERRY_TIER_HOST, "a move from the host");
             if (move.to == SKERRY_TIER_FULL) {
                 told.erase(move.window);
             } else {
@@ -596,7 +648,9 @@ struct World {
                     collecting = collecting || one.prefilling;
                 const bool over =
                     status == SKERRY_ERROR_OVER_BUDGET && (budget.bytes < plan.minimum_bytes || plan.kind == SKERRY_POLICY_FULL);
-                expect(over || (status == SKERRY_ERROR_STATE && collecting), "set_budget: ", error.message);
+                // The tables of what can be read from the host are made once.
+                const bool other_host = plan.kind == SKERRY_POLICY_SEKV && status == SKERRY_ERROR_ARGUMENT;
+                expect(over || other_host || (status == SKERRY_ERROR_STATE && collecting), "set_budget: ", error.message);
                 expect(memory().allocated_bytes == m.allocated_bytes, "a refused budget changed bytes");
                 check_all();
             }
@@ -608,7 +662,7 @@ struct World {
 
 void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
     const uint64_t total = SKERRY_PROPERTY_OPERATIONS / parts;
-    uint64_t done = 0, refused_steps = 0, forks = 0, truncations = 0, budgets = 0;
+    uint64_t done = 0, refused_steps = 0, forks = 0, truncations = 0, budgets = 0, looks = 0;
     skerry_counters sum{};
     for (uint64_t seed = 1; done < total; ++seed) {
         const uint64_t full_seed = seed * 1000 + static_cast<uint64_t>(kind) * 2 + (paper ? 1 : 0);
@@ -623,7 +677,9 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
                 world.seqs.pop_back();
             }
             const skerry_memory_info end = world.memory();
-            world.expect(end.used_full_bytes + end.used_quantised_bytes + end.used_dormant_bytes + end.used_exact_bytes == 0,
+            world.expect(end.used_full_bytes + end.used_quantised_bytes + end.used_dormant_bytes + end.used_exact_bytes +
+                                 end.used_host_bytes + end.used_zoom_bytes ==
+                             0,
                          "bytes are left behind");
             here = world.operations;
             refused_steps += world.refused_steps;
@@ -636,6 +692,12 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
             sum.promotions_exact += c.promotions_exact;
             sum.promotions_recovered += c.promotions_recovered;
             sum.evictions += c.evictions;
+            sum.details_written += c.details_written;
+            sum.details_refused += c.details_refused;
+            sum.zooms += c.zooms;
+            sum.zooms_present += c.zooms_present;
+            sum.zooms_fetched += c.zooms_fetched;
+            looks += world.looks;
             sum.steps_committed += c.steps_committed;
             sum.steps_aborted += c.steps_aborted;
         } catch (const Broken &broken) {
@@ -653,7 +715,14 @@ void run(skerry_policy_kind kind, bool paper, uint64_t parts) {
     CHECK(sum.steps_aborted > 0);
     CHECK(forks > 0);
     CHECK(truncations > 0);
-    if (kind >= SKERRY_POLICY_STREAMING) {
+    if (kind == SKERRY_POLICY_SEKV) {
+        CHECK(sum.details_written > 0);
+        CHECK(sum.details_refused > 0);
+        CHECK(sum.zooms_present > 0);
+        CHECK(sum.zooms_fetched > 0);
+        CHECK(looks > 0);
+        CHECK(sum.evictions > 0);
+    } else if (kind >= SKERRY_POLICY_STREAMING) {
         CHECK(budgets > 0);
         CHECK(sum.evictions > 0);
     }
@@ -672,4 +741,5 @@ TEST_CASE("random calls: sinks and recent only") { run(SKERRY_POLICY_STREAMING, 
 TEST_CASE("random calls: eviction") { run(SKERRY_POLICY_EVICT, false, 6); }
 TEST_CASE("random calls: everything in low bits") { run(SKERRY_POLICY_QUANTISE, false, 6); }
 TEST_CASE("random calls: three tiers") { run(SKERRY_POLICY_QEVICT, false, 3); }
+TEST_CASE("random calls: detail on the host") { run(SKERRY_POLICY_SEKV, false, 6); }
 TEST_CASE("random calls: three tiers as published") { run(SKERRY_POLICY_QEVICT, true, 6); }

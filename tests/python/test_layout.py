@@ -52,7 +52,7 @@ class Layout(unittest.TestCase):
             skerry.Counters: 'skerry_counters', skerry.Diagnostics: 'skerry_diagnostics',
             skerry.SequenceInfo: 'skerry_seq_info', skerry.Range: 'skerry_range', skerry.Part: 'skerry_part',
             skerry.Layer: 'skerry_layer_desc', skerry.Policy: 'skerry_policy_desc', skerry.Budget: 'skerry_budget_desc',
-            skerry.Rotary: 'skerry_rotary_desc', skerry.Callbacks: 'skerry_callbacks_desc',
+            skerry.Rotary: 'skerry_rotary_desc', skerry.Callbacks: 'skerry_callbacks_desc', skerry.RouterInfo: 'skerry_router_info',
         }
         more = {skerry.Policy: {'keep_exact', 'one_way', 'evict_first'}, skerry.Part: {'keys_address', 'values_address'}}
         flags_spread = (skerry.Layer, skerry.Policy, skerry.Budget, skerry.Rotary, skerry.Callbacks)
@@ -73,7 +73,7 @@ class Layout(unittest.TestCase):
         rotary = skerry.Rotary([1.0, 0.5, 0.25, 0.125], pairing='interleaved', attention_factor=1.25)
         layers = [skerry.Layer(2, 16, query_heads=4, value_dim=24, sliding_window=64, scale=0.5, softcap=30.0, rotary=rotary),
                   skerry.Layer(2, 16, query_heads=4, value_dim=24, shared_with=0)]
-        budget = skerry.Budget(bytes=1 << 40, share_ppm=3, length_tokens=4096, full_bytes=5, quantised_bytes=6, exact_bytes=7)
+        budget = skerry.Budget(bytes=1 << 40, share_ppm=3, length_tokens=4096, full_bytes=5, quantised_bytes=6, exact_bytes=7, host_bytes=8)
         desc, keep = _config.cache_desc(library, layers=layers, policy=policy, budget=budget, store_dtype='bf16', max_sequences=3,
                                         max_step_tokens=11, staging_tokens=12, nonfinite='zero', exact_attend=True)
 
@@ -86,10 +86,10 @@ class Layout(unittest.TestCase):
             window_tokens=8, sink_tokens=5, recent_tokens=32, period_tokens=9, score=_abi.SKERRY_SCORE_WORST, score_queries=18,
             selection=_abi.SKERRY_SELECTION_PER_LAYER, full_format=_abi.SKERRY_FORMAT_R8, key_format=_abi.SKERRY_FORMAT_C2,
             value_format=_abi.SKERRY_FORMAT_C4, value_group=32, quantised_share_ppm=700000, hysteresis_ppm=1100000,
-            max_moves_ppm=250000, reserved=0))
+            max_moves_ppm=250000, reserved=0, sekv=_ffi.NULL))
         self.assertEqual(fields(desc.budget), dict(
             struct_size=_ffi.sizeof('skerry_budget_desc'), flags=0, bytes=1 << 40, share_ppm=3, reserved=0, length_tokens=4096,
-            full_bytes=5, quantised_bytes=6, exact_bytes=7))
+            full_bytes=5, quantised_bytes=6, exact_bytes=7, host_bytes=8))
         first, second = desc.layers[0], desc.layers[1]
         self.assertEqual((first.kv_heads, first.query_heads, first.key_dim, first.value_dim, first.sliding_window, first.scale,
                           first.softcap, first.flags), (2, 4, 16, 24, 64, 0.5, 30.0, 0))
@@ -101,6 +101,17 @@ class Layout(unittest.TestCase):
                           desc.nonfinite, desc.flags),
                          (2, _abi.SKERRY_DTYPE_BF16, 3, 11, 12, _abi.SKERRY_NONFINITE_ZERO, _abi.SKERRY_CACHE_EXACT_ATTEND))
         self.assertEqual(desc.callbacks, _ffi.NULL)
+        sekv = skerry.Sekv(detail_format='l8', fetch_ppm=60000, refine_ppm=3, hysteresis_ppm=4000000, keep_windows=5, miss='skip',
+                           residents=False, segmentation='surprisal', span_min_tokens=32, span_max_tokens=96, anchor_threshold=1.5,
+                           detail_rank=8, detail_error=0.25)
+        found, keep = _config.cache_desc(library, layers=layers, policy=skerry.Policy('sekv', sekv=sekv))
+        made = fields(found.policy.sekv)
+        made.pop('router')
+        self.assertEqual(made, dict(
+            struct_size=_ffi.sizeof('skerry_sekv_desc'), flags=_abi.SKERRY_SEKV_NO_RESIDENTS, detail_format=_abi.SKERRY_FORMAT_L8,
+            fetch_ppm=60000, refine_ppm=3, hysteresis_ppm=4000000, keep_windows=5, miss=_abi.SKERRY_ZOOM_SKIP,
+            segmentation=_abi.SKERRY_SEGMENTS_SURPRISAL, span_min_tokens=32, span_max_tokens=96, anchor_threshold=1.5, detail_rank=8,
+            detail_error=0.25))
         none, keep = _config.cache_desc(library, layers=layers, policy=skerry.Policy('streaming', sink_tokens=0))
         self.assertEqual(none.policy.sink_tokens, _abi.SKERRY_NONE_TOKENS)
         self.assertEqual(none.budget, _ffi.NULL)

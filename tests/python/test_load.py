@@ -98,7 +98,7 @@ class Names(unittest.TestCase):
 
     def test_policies_and_their_flags_are_apart(self):
         from skerry import _names
-        self.assertEqual(sorted(_names.POLICY.values), ['evict', 'full', 'qevict', 'quantise', 'streaming'])
+        self.assertEqual(sorted(_names.POLICY.values), ['evict', 'full', 'qevict', 'quantise', 'sekv', 'streaming'])
         self.assertEqual(sorted(_names.POLICY_FLAGS.values), ['evict_first', 'keep_exact', 'one_way'])
 
 

@@ -16,11 +16,20 @@ Setup setup_of(skerry_context *context, skerry_policy_kind kind, int layers) {
     setup.cache.max_step_tokens = 32;
     setup.budget.length_tokens = 300;
     const uint64_t minimum = minimum_bytes(context, setup);
-    if (kind != SKERRY_POLICY_FULL) setup.budget.bytes = minimum + plan_of(context, setup).full_cache_bytes / 4;
+    if (kind != SKERRY_POLICY_FULL) setup.budget.bytes = minimum + full_cache_bytes(context, setup) / 4;
+    if (kind == SKERRY_POLICY_SEKV) setup.sekv.keep_windows = 4;
     return setup;
 }
 
-constexpr skerry_policy_kind kinds[] = {SKERRY_POLICY_FULL, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT};
+constexpr skerry_policy_kind kinds[] = {SKERRY_POLICY_FULL, SKERRY_POLICY_EVICT, SKERRY_POLICY_QUANTISE, SKERRY_POLICY_QEVICT,
+                                        SKERRY_POLICY_SEKV};
+
+// As many threads for copies as there are workers.
+Context context_with(uint32_t workers) {
+    skerry_context_desc desc = make<skerry_context_desc>();
+    desc.worker_count = desc.transfer_threads = workers;
+    return make_context(&desc);
+}
 
 // No doctest checks here: it runs on many threads. 0: something failed.
 uint64_t work(skerry_context *context, Setup setup, uint64_t seed, int tokens) {
@@ -56,11 +65,11 @@ uint64_t work(skerry_context *context, Setup setup, uint64_t seed, int tokens) {
 
 TEST_CASE("threads: caches of one context at once, with and without workers") {
     for (uint32_t workers : {0u, 2u}) {
-        const Context context = make_context(workers);
+        const Context context = context_with(workers);
         std::vector<Setup> setups;
         std::vector<uint64_t> wanted;
-        for (uint64_t i = 0; i < 6; ++i) {
-            setups.push_back(setup_of(context.get(), kinds[i % 4], 2));
+        for (uint64_t i = 0; i < 7; ++i) {
+            setups.push_back(setup_of(context.get(), kinds[i % 5], 2));
             wanted.push_back(work(context.get(), setups.back(), i, 40));
             REQUIRE(wanted.back() != 0);
         }
@@ -100,7 +109,7 @@ TEST_CASE("threads: layers of one step at once") {
         for (skerry_policy_kind kind : kinds) {
             CAPTURE(workers);
             CAPTURE(kind);
-            const Context context = make_context(workers);
+            const Context context = context_with(workers);
             Setup setup = setup_of(context.get(), kind, layers);
             const Cache cache = make_cache(context.get(), setup), calm = make_cache(context.get(), setup);
             Runner expected(calm.get(), setup.layers);
@@ -172,10 +181,11 @@ TEST_CASE("soak: contexts, caches and sequences by the hundred leave nothing (G1
     uint64_t after_first = 0;
     for (int round = 0; round < 40; ++round) {
         desc.worker_count = static_cast<uint32_t>(rng.below(3));
+        desc.transfer_threads = desc.worker_count;
         const Context context = make_context(&desc);
         for (int inner = 0; inner < 4; ++inner) {
-            Setup setup = setup_of(context.get(), kinds[rng.below(4)], 1);
-            if (rng.one_in(3)) setup.budget.bytes = 0;
+            Setup setup = setup_of(context.get(), kinds[rng.below(5)], 1);
+            if (setup.policy.kind != SKERRY_POLICY_SEKV && rng.one_in(3)) setup.budget.bytes = 0;
             const Cache cache = make_cache(context.get(), setup);
             Runner runner(cache.get(), setup.layers);
             std::vector<Stream> streams;
@@ -191,7 +201,9 @@ TEST_CASE("soak: contexts, caches and sequences by the hundred leave nothing (G1
                         (void)!skerry_seq_drop(cache.get(), stream.seq, nullptr);
                     streams.clear();
                     const skerry_memory_info memory = memory_of(cache.get());
-                    CHECK(memory.used_full_bytes + memory.used_quantised_bytes + memory.used_dormant_bytes == 0);
+                    CHECK(memory.used_full_bytes + memory.used_quantised_bytes + memory.used_dormant_bytes + memory.used_host_bytes +
+                              memory.used_zoom_bytes ==
+                          0);
                     if (used == 0) used = memory.allocated_bytes;
                     if (setup.budget.bytes != 0) CHECK(memory.allocated_bytes == used);
                 }

@@ -261,6 +261,7 @@ inline std::vector<Layer> layers_of(int count, int kv_heads, int query_heads, in
 struct Setup {
     std::vector<Layer> layers;
     skerry_policy_desc policy = make<skerry_policy_desc>();
+    skerry_sekv_desc sekv = make<skerry_sekv_desc>(); // of kind SEKV alone
     skerry_budget_desc budget = make<skerry_budget_desc>();
     skerry_callbacks_desc callbacks = make<skerry_callbacks_desc>();
     skerry_cache_desc cache = make<skerry_cache_desc>();
@@ -296,6 +297,7 @@ struct Setup {
         }
         cache.layers = pointers_.data();
         cache.layer_count = static_cast<int32_t>(layers.size());
+        policy.sekv = policy.kind == SKERRY_POLICY_SEKV ? &sekv : nullptr;
         cache.policy = &policy;
         cache.budget = &budget;
         cache.callbacks = &callbacks;
@@ -331,6 +333,13 @@ inline uint64_t minimum_bytes(skerry_context *context, Setup setup) {
     setup.budget.bytes = 1;
     setup.budget.share_ppm = 0;
     return plan_of(context, setup).minimum_bytes;
+}
+
+// Of the budget's length; also where a plan without a budget would be refused.
+inline uint64_t full_cache_bytes(skerry_context *context, Setup setup) {
+    setup.budget.bytes = 1;
+    setup.budget.share_ppm = 0;
+    return plan_of(context, setup).full_cache_bytes;
 }
 
 // Small windows so that a few dozen tokens reach every tier.

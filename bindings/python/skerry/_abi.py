@@ -26,6 +26,7 @@ typedef int32_t skerry_log_level;
 typedef void(*skerry_log_fn)(void *user, skerry_log_level level, const char *part, const char *line);
 typedef void(*skerry_task_fn)(void *task, int32_t index);
 typedef int32_t(*skerry_parallel_for_fn)(void *user, skerry_task_fn task_fn, void *task, int32_t count);
+typedef void(*skerry_transfer_fn)(void *user, void *to, const void *from, size_t bytes);
 typedef int32_t skerry_dtype;
 typedef int32_t skerry_device_type;
 typedef struct skerry_tensor {
@@ -55,7 +56,9 @@ typedef struct skerry_context_desc {
     skerry_log_level log_level;
     uint32_t worker_count;
     uint32_t cpu_disable;
-    uint32_t reserved;
+    uint32_t transfer_threads;
+    skerry_transfer_fn transfer;
+    void *transfer_user;
 } skerry_context_desc;
 typedef struct skerry_device_info {
     uint32_t struct_size;
@@ -76,6 +79,38 @@ typedef struct skerry_context_bytes {
     uint64_t object_count;
 } skerry_context_bytes;
 skerry_status skerry_context_get_bytes(skerry_context *context, skerry_context_bytes *bytes, skerry_error *error);
+typedef struct skerry_router skerry_router;
+typedef int32_t skerry_router_form;
+typedef int32_t skerry_router_pooling;
+typedef struct skerry_router_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    const void *data;
+    uint64_t bytes;
+    const char *path;
+} skerry_router_desc;
+typedef struct skerry_router_info {
+    uint32_t struct_size;
+    uint32_t flags;
+    uint64_t parameters;
+    uint64_t weight_bytes;
+    int64_t training_step;
+    int32_t layers;
+    int32_t query_heads;
+    int32_t kv_heads;
+    int32_t key_dim;
+    int32_t summary_dim;
+    int32_t rank_max;
+    skerry_router_form form;
+    skerry_router_pooling pooling;
+    int32_t centroids;
+    uint32_t reserved;
+    char model[128];
+} skerry_router_info;
+skerry_status skerry_router_open(skerry_context *context, const skerry_router_desc *desc, skerry_router **out, skerry_error *error);
+skerry_status skerry_router_get_info(skerry_router *router, skerry_router_info *info, skerry_error *error);
+skerry_router *skerry_router_retain(skerry_router *router);
+void skerry_router_release(skerry_router *router);
 typedef struct skerry_cache skerry_cache;
 typedef int32_t skerry_format;
 typedef int32_t skerry_tier;
@@ -107,6 +142,25 @@ typedef int32_t skerry_fidelity;
 typedef int32_t skerry_prefill;
 typedef int32_t skerry_score;
 typedef int32_t skerry_selection;
+typedef int32_t skerry_segmentation;
+typedef int32_t skerry_zoom_miss;
+typedef struct skerry_sekv_desc {
+    uint32_t struct_size;
+    uint32_t flags;
+    skerry_format detail_format;
+    uint32_t fetch_ppm;
+    uint32_t refine_ppm;
+    uint32_t hysteresis_ppm;
+    int32_t keep_windows;
+    skerry_zoom_miss miss;
+    skerry_segmentation segmentation;
+    int32_t span_min_tokens;
+    int32_t span_max_tokens;
+    float anchor_threshold;
+    int32_t detail_rank;
+    float detail_error;
+    skerry_router *router;
+} skerry_sekv_desc;
 typedef struct skerry_policy_desc {
     uint32_t struct_size;
     uint32_t flags;
@@ -128,6 +182,7 @@ typedef struct skerry_policy_desc {
     uint32_t hysteresis_ppm;
     uint32_t max_moves_ppm;
     uint32_t reserved;
+    const skerry_sekv_desc *sekv;
 } skerry_policy_desc;
 typedef struct skerry_budget_desc {
     uint32_t struct_size;
@@ -139,6 +194,7 @@ typedef struct skerry_budget_desc {
     uint64_t full_bytes;
     uint64_t quantised_bytes;
     uint64_t exact_bytes;
+    uint64_t host_bytes;
 } skerry_budget_desc;
 typedef int32_t skerry_nonfinite;
 struct skerry_callbacks_desc;
@@ -197,6 +253,18 @@ typedef struct skerry_plan_info {
     int32_t max_step_tokens;
     int32_t staging_tokens;
     uint32_t budget_overrun_tokens;
+    uint64_t host_bytes;
+    uint64_t router_bytes;
+    uint64_t zoom_bytes;
+    uint64_t zoom_staging_bytes;
+    int32_t host_windows;
+    int32_t fetch_windows;
+    skerry_format detail_format;
+    uint32_t refine_ppm;
+    uint32_t zoom_hysteresis_ppm;
+    uint32_t fetch_ppm;
+    int32_t router_trained;
+    int32_t router_vectors;
 } skerry_plan_info;
 skerry_status skerry_cache_plan(skerry_context *context, const skerry_cache_desc *desc, skerry_plan_info *info, skerry_error *error);
 skerry_status skerry_cache_create(skerry_context *context, const skerry_cache_desc *desc, skerry_cache **out, skerry_error *error);
@@ -224,6 +292,8 @@ typedef struct skerry_seq_info {
     int64_t surprisal_tokens;
     double surprisal_mean;
     double surprisal_variance;
+    int64_t host_tokens;
+    uint64_t host_bytes;
 } skerry_seq_info;
 skerry_status skerry_seq_create(skerry_cache *cache, skerry_seq *out, skerry_error *error);
 skerry_status skerry_seq_drop(skerry_cache *cache, skerry_seq seq, skerry_error *error);
@@ -267,6 +337,7 @@ typedef struct skerry_attend_desc {
     uint32_t tiers;
 } skerry_attend_desc;
 skerry_status skerry_step_attend(skerry_step *step, const skerry_attend_desc *desc, skerry_error *error);
+skerry_status skerry_step_zoom(skerry_step *step, int32_t layer, const skerry_tensor *queries, const skerry_stream *stream, skerry_error *error);
 typedef struct skerry_part {
     const void *keys;
     const void *values;
@@ -305,6 +376,7 @@ typedef struct skerry_observe_desc {
     int32_t token_count;
 } skerry_observe_desc;
 skerry_status skerry_step_observe(skerry_step *step, const skerry_observe_desc *desc, skerry_error *error);
+skerry_status skerry_surprisal_from_logits(const skerry_tensor *logits, const int32_t *tokens, int32_t rows, float *nats, skerry_error *error);
 skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, int32_t count, skerry_error *error);
 skerry_status skerry_step_commit(skerry_step *step, skerry_error *error);
 void skerry_step_abort(skerry_step *step);
@@ -347,6 +419,9 @@ typedef struct skerry_memory_info {
     uint64_t used_dormant_bytes;
     uint64_t used_exact_bytes;
     uint64_t full_cache_bytes;
+    uint64_t host_bytes;
+    uint64_t used_host_bytes;
+    uint64_t used_zoom_bytes;
 } skerry_memory_info;
 skerry_status skerry_cache_get_memory(skerry_cache *cache, skerry_memory_info *info, skerry_error *error);
 typedef struct skerry_counters {
@@ -367,6 +442,15 @@ typedef struct skerry_counters {
     uint64_t record_bytes_written;
     uint64_t attended_bytes;
     uint64_t nonfinite_values;
+    uint64_t details_written;
+    uint64_t detail_bytes_written;
+    uint64_t details_refused;
+    uint64_t zooms;
+    uint64_t zooms_present;
+    uint64_t zooms_fetched;
+    uint64_t zooms_late;
+    uint64_t prefetches;
+    uint64_t fetched_bytes;
 } skerry_counters;
 skerry_status skerry_cache_get_counters(skerry_cache *cache, skerry_counters *counters, skerry_error *error);
 typedef struct skerry_diagnostics {
@@ -392,6 +476,10 @@ FUNCTIONS = (
     'skerry_context_release',
     'skerry_context_get_device',
     'skerry_context_get_bytes',
+    'skerry_router_open',
+    'skerry_router_get_info',
+    'skerry_router_retain',
+    'skerry_router_release',
     'skerry_cache_plan',
     'skerry_cache_create',
     'skerry_cache_retain',
@@ -410,9 +498,11 @@ FUNCTIONS = (
     'skerry_step_begin',
     'skerry_step_append',
     'skerry_step_attend',
+    'skerry_step_zoom',
     'skerry_step_view',
     'skerry_step_gather',
     'skerry_step_observe',
+    'skerry_surprisal_from_logits',
     'skerry_step_surprisal',
     'skerry_step_commit',
     'skerry_step_abort',
@@ -487,6 +577,17 @@ SKERRY_DEVICE_VULKAN = 2
 SKERRY_CPU_AVX2 = 1
 SKERRY_CPU_AVX512 = 2
 SKERRY_CPU_AVX512_VNNI = 4
+SKERRY_ROUTER_FORM_PAPER = 1
+SKERRY_ROUTER_FORM_PRODUCTION = 2
+SKERRY_ROUTER_POOLING_MEAN = 1
+SKERRY_ROUTER_POOLING_CENTROIDS = 2
+SKERRY_ROUTER_THRESHOLDS = 1
+SKERRY_ROUTER_GATES = 2
+SKERRY_ROUTER_BIAS = 4
+SKERRY_ROUTER_TEMPERATURE = 8
+SKERRY_ROUTER_KEY_MATRICES = 16
+SKERRY_ROUTER_NORMALISED = 32
+SKERRY_ROUTER_SHARED_KEYS = 64
 SKERRY_NONE_TOKENS = -1
 SKERRY_FORMAT_DEFAULT = 0
 SKERRY_FORMAT_F32 = 1
@@ -498,11 +599,17 @@ SKERRY_FORMAT_R4 = 10
 SKERRY_FORMAT_R8 = 11
 SKERRY_FORMAT_C2 = 16
 SKERRY_FORMAT_C4 = 17
+SKERRY_FORMAT_L32 = 24
+SKERRY_FORMAT_L16 = 25
+SKERRY_FORMAT_L8 = 26
+SKERRY_FORMAT_L4 = 27
 SKERRY_TIER_FULL = 1
 SKERRY_TIER_QUANTISED = 2
+SKERRY_TIER_HOST = 4
 SKERRY_TIER_EVICTED = 8
 SKERRY_TIERS_FULL = 2
 SKERRY_TIERS_QUANTISED = 4
+SKERRY_TIERS_HOST = 16
 SKERRY_ROTARY_HALF = 0
 SKERRY_ROTARY_INTERLEAVED = 1
 SKERRY_LAYER_SHARED = 1
@@ -511,6 +618,7 @@ SKERRY_POLICY_STREAMING = 1
 SKERRY_POLICY_EVICT = 2
 SKERRY_POLICY_QUANTISE = 3
 SKERRY_POLICY_QEVICT = 4
+SKERRY_POLICY_SEKV = 5
 SKERRY_FIDELITY_PRODUCTION = 0
 SKERRY_FIDELITY_PAPER = 1
 SKERRY_PREFILL_SPLIT = 0
@@ -527,6 +635,12 @@ SKERRY_SELECTION_PER_LAYER = 2
 SKERRY_POLICY_KEEP_EXACT = 1
 SKERRY_POLICY_ONE_WAY = 2
 SKERRY_POLICY_EVICT_FIRST = 4
+SKERRY_SEGMENTS_DEFAULT = 0
+SKERRY_SEGMENTS_FIXED = 1
+SKERRY_SEGMENTS_SURPRISAL = 2
+SKERRY_ZOOM_WAIT = 0
+SKERRY_ZOOM_SKIP = 1
+SKERRY_SEKV_NO_RESIDENTS = 1
 SKERRY_NONFINITE_REFUSE = 0
 SKERRY_NONFINITE_ZERO = 1
 SKERRY_CACHE_EXACT_ATTEND = 1
@@ -535,6 +649,8 @@ SKERRY_RANGE_RECOVERED = 1
 SKERRY_RANGE_SHARED = 2
 SKERRY_RANGE_LEDGERED = 4
 SKERRY_RANGE_EXACT = 8
+SKERRY_RANGE_DETAIL = 16
+SKERRY_RANGE_ZOOMED = 32
 SKERRY_STEP_PREFILL = 1
 SKERRY_ATTEND_EXACT = 1
 SKERRY_ATTEND_NO_SCORE = 2

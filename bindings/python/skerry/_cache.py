@@ -62,12 +62,30 @@ def _release(library, function, pointer, keep):
     library.release(function, pointer)
 
 
+def surprisal(logits: numpy.ndarray, tokens: Iterable[int], *, dtype: Optional[Name] = None,
+              library: Optional[Library] = None) -> numpy.ndarray:
+    """float32 [rows]: -ln softmax(logits[i])[tokens[i]] in nats, of logits [rows, vocabulary] in float32, float16 or bfloat16.
+
+    Row i is what the model says before tokens[i]: of a prompt, row t - 1 goes with token t, and token 0 has surprisal 0.
+    Raises ArgumentError (shape, token out of range), NonfiniteError.
+    """
+    used = library or _default_library()
+    desc, logits = tensor(logits, 'logits', dtype)
+    ids = numpy.ascontiguousarray(tokens, dtype=numpy.int32).reshape(-1)
+    if len(ids) != logits.shape[0]:
+        raise ValueError(f'{len(ids)} tokens for {logits.shape[0]} rows of logits')
+    nats = numpy.empty(len(ids), numpy.float32)
+    used.call(used.lib.skerry_surprisal_from_logits, desc, pointer(ids, 'int32_t *'), len(ids), pointer(nats, 'float *'))
+    return nats
+
+
 class Context(_Owner):
     """Threads, log and devices that caches share.
 
     workers      threads that the library starts beside the caller's, 0 to 255; 0: it starts none
     cpu_disable  instruction sets not to use: names out of "avx2", "avx512", "avx512_vnni", or -1 for all, which leaves the
                  reference in plain C++
+    transfers    threads that copy ahead between the host tier and the device (policy "sekv"), 0 to 16
     log          function(level, part, line) with three strings, or None; called on the thread that called the library
     log_level    least important level to report: "error", "warning", "info" or "debug"
     library      a Library from skerry.load(); None: the one in use
@@ -75,13 +93,15 @@ class Context(_Owner):
     Caches keep their context's C object alive. Raises LoadError, ArgumentError, OutOfMemoryError.
     """
 
-    def __init__(self, *, workers: int = 0, cpu_disable: Names = None, log: Optional[Callable[[str, str, str], None]] = None,
-                 log_level: Name = 'warning', library: Optional[Library] = None):
+    def __init__(self, *, workers: int = 0, cpu_disable: Names = None, transfers: int = 0,
+                 log: Optional[Callable[[str, str, str], None]] = None, log_level: Name = 'warning',
+                 library: Optional[Library] = None):
         self._pointer, self._finalizer = NULL, None
         self._library = library or _default_library()
         lib = self._library.lib
         desc = self._library.new('skerry_context_desc')
         desc.worker_count = workers
+        desc.transfer_threads = transfers
         desc.cpu_disable = (1 << 32) - 1 if cpu_disable == -1 else _names.CPU.value(cpu_disable)
         keep = None
         if log is not None:
@@ -542,6 +562,15 @@ class Step:
             capacity = needed[0]
         owner = _Retained(self.cache)
         return [_reports.read_part(parts[index], geometry, owner) for index in range(needed[0])]
+
+    def zoom(self, layer: int, queries: numpy.ndarray, *, dtype: Optional[Name] = None) -> None:
+        """For a host that attends itself, policy "sekv": every KV head chooses by `queries` [sequences, query_heads, key_dim] what it reads
+        from the host and fetches it; view, gather and observe of the layer then have it. One token per sequence in the step.
+
+        Raises ArgumentError, StateError (more than one token, layer not appended), NonfiniteError.
+        """
+        q, queries = tensor(queries, 'queries', dtype)
+        self._library.call(self._library.lib.skerry_step_zoom, self._require(), layer, q, NULL)
 
     def gather(self, layer: int, kv_head: int, sequence: Union[None, int, Sequence] = None, *, keys: Array = None,
                values: Array = None, positions: Array = None, bias: Array = None, windows: Array = None, dtype: Name = 'f32',

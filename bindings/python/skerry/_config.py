@@ -2,13 +2,16 @@
 """What a cache is made from, and how it becomes a skerry_cache_desc."""
 
 import dataclasses
-from typing import Callable, Optional, Sequence as SequenceOf, Union
+from typing import TYPE_CHECKING, Callable, Optional, Sequence as SequenceOf, Union
 
 import numpy
 
 from . import _abi, _names
 from ._library import _ffi
 from ._tensor import pointer
+
+if TYPE_CHECKING:
+    from ._router import Router
 
 Name = Union[str, int]
 
@@ -59,7 +62,7 @@ class Layer:
 class Policy:
     """How a cache compresses. None chooses the default of the kind and fidelity; Cache.plan tells what was chosen.
 
-    kind                 "full", "streaming", "evict", "quantise" or "qevict"
+    kind                 "full", "streaming", "evict", "quantise", "qevict" or "sekv"
     fidelity             "production" or "paper"
     prefill              "split" or "whole": when windows may move while a prompt is read
     window_tokens        1 to 128
@@ -76,6 +79,7 @@ class Policy:
     quantised_share_ppm  of the history's bytes, parts per million
     hysteresis_ppm       a resident keeps its tier unless beaten by this factor
     max_moves_ppm        windows of one KV head that may move at an event
+    sekv                 Sekv: options of kind "sekv"
     keep_exact           demoted windows keep their exact tokens in host memory while Budget.exact_bytes has room
     one_way              no promotion
     evict_first          paper fidelity: an event counts the tokens before the step's own
@@ -98,9 +102,46 @@ class Policy:
     quantised_share_ppm: Optional[int] = None
     hysteresis_ppm: Optional[int] = None
     max_moves_ppm: Optional[int] = None
+    sekv: Optional['Sekv'] = None
     keep_exact: bool = False
     one_way: bool = False
     evict_first: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Sekv:
+    """Options of policy "sekv". None chooses the default; Cache.plan tells what was chosen.
+
+    detail_format     of a window on the host: "r2", "r3", "r4", "r8", "l32", "l16", "l8", "l4", or the store's own
+    fetch_ppm         of the history's windows, read from the host per query and KV head, parts per million
+    refine_ppm        worth of reading the detail of a window that the device holds in low bits, against one that it does not hold
+    hysteresis_ppm    a window that was chosen at the position before counts this much more
+    keep_windows      fetched windows per KV head that may stay on the device for the next query, out of the budget
+    miss              "wait" for what has not arrived, or "skip" it
+    residents         False: the device keeps no low-bit records
+    segmentation      "fixed" windows, or spans by "surprisal"
+    span_min_tokens   an anchor ends a span that has this many tokens
+    span_max_tokens   positions a span covers at most, 128 at most
+    anchor_threshold  standard deviations above the running mean
+    detail_rank       of low-rank detail, most components per side
+    detail_error      largest relative error of detail; each window takes the smallest format that keeps it; 0: no bound
+    router            Router that was trained for this model; None: the router that needs no training
+    """
+
+    detail_format: Name = 'default'
+    fetch_ppm: Optional[int] = None
+    refine_ppm: Optional[int] = None
+    hysteresis_ppm: Optional[int] = None
+    keep_windows: int = 0
+    miss: Name = 'wait'
+    residents: bool = True
+    segmentation: Name = 'default'
+    span_min_tokens: Optional[int] = None
+    span_max_tokens: Optional[int] = None
+    anchor_threshold: float = 0.0
+    detail_rank: Optional[int] = None
+    detail_error: float = 0.0
+    router: Optional['Router'] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +154,7 @@ class Budget:
     full_bytes       limit of the full tier's history windows
     quantised_bytes  limit of the quantised tier
     exact_bytes      host memory for exact copies, on top of `bytes`
+    host_bytes       host memory for the detail of policy "sekv", on top of `bytes`; 0: what length_tokens asks for
     """
 
     bytes: int = 0
@@ -121,6 +163,7 @@ class Budget:
     full_bytes: int = 0
     quantised_bytes: int = 0
     exact_bytes: int = 0
+    host_bytes: int = 0
 
 
 @dataclasses.dataclass
@@ -207,6 +250,27 @@ def policy_desc(library, policy, keep):
     desc.sink_tokens = _abi.SKERRY_NONE_TOKENS if policy.sink_tokens == 0 else _number(policy.sink_tokens)
     desc.flags = (_abi.SKERRY_POLICY_KEEP_EXACT * bool(policy.keep_exact) | _abi.SKERRY_POLICY_ONE_WAY * bool(policy.one_way)
                   | _abi.SKERRY_POLICY_EVICT_FIRST * bool(policy.evict_first))
+    if policy.sekv is not None:
+        desc.sekv = sekv_desc(library, policy.sekv, keep)
+    keep.append(desc)
+    return desc
+
+
+def sekv_desc(library, sekv, keep):
+    desc = library.new('skerry_sekv_desc')
+    desc.detail_format = _names.FORMAT.value(sekv.detail_format)
+    for name in ('fetch_ppm', 'refine_ppm', 'hysteresis_ppm', 'span_min_tokens', 'span_max_tokens', 'anchor_threshold', 'detail_rank',
+                 'detail_error'):
+        setattr(desc, name, _number(getattr(sekv, name)))
+    desc.segmentation = _names.SEGMENTS.value(sekv.segmentation)
+    desc.keep_windows = sekv.keep_windows
+    desc.miss = _names.ZOOM_MISS.value(sekv.miss)
+    desc.flags = 0 if sekv.residents else _abi.SKERRY_SEKV_NO_RESIDENTS
+    if sekv.router is not None:
+        if sekv.router._library is not library:
+            raise ValueError('the router belongs to another Library than the cache')
+        desc.router = sekv.router._require()
+        keep.append(sekv.router)
     keep.append(desc)
     return desc
 
@@ -230,8 +294,9 @@ def cache_desc(library, *, layers, policy='full', budget=None, store_dtype='f16'
     desc.policy = policy_desc(library, as_policy(policy), keep)
     budget = as_budget(budget)
     if budget is not None:
-        desc.budget = budget_desc(library, budget)
-        keep.append(desc.budget)
+        limits = budget_desc(library, budget)
+        desc.budget = limits  # what is read back from a field does not own it
+        keep.append(limits)
     if callbacks is not None:
         desc.callbacks = callbacks
     desc.store_dtype = _names.DTYPE.value(store_dtype)

@@ -74,5 +74,11 @@ CPU = Flags('CPU feature', 'SKERRY_CPU_')
 POLICY_FLAGS = Flags('policy flag', 'SKERRY_POLICY_', leave_out=tuple(
     name[len('SKERRY_POLICY_'):] for name in vars(_abi)
     if name.startswith('SKERRY_POLICY_') and name[len('SKERRY_POLICY_'):] not in _POLICY_FLAGS))
+SEGMENTS = Names('segmentation', 'SKERRY_SEGMENTS_')
+ZOOM_MISS = Names('rule for windows that have not arrived', 'SKERRY_ZOOM_')
+ROUTER_FORM = Names('router form', 'SKERRY_ROUTER_FORM_')
+ROUTER_POOLING = Names('router pooling', 'SKERRY_ROUTER_POOLING_')
+ROUTER_FLAGS = Flags('router flag', 'SKERRY_ROUTER_', leave_out=tuple(
+    name[len('SKERRY_ROUTER_'):] for name in vars(_abi) if name.startswith(('SKERRY_ROUTER_FORM_', 'SKERRY_ROUTER_POOLING_'))))
 SEQUENCE_FLAGS = Flags('sequence flag', 'SKERRY_SEQ_')
 RANGE_FLAGS = Flags('range flag', 'SKERRY_RANGE_')

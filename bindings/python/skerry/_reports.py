@@ -48,7 +48,7 @@ def read(cls, struct):
            fidelity=_names.FIDELITY.name, prefill=_names.PREFILL.name, score=_names.SCORE.name,
            selection=_names.SELECTION.name, full_format=_names.FORMAT.name, key_format=_names.FORMAT.name,
            value_format=_names.FORMAT.name, cpu_features=_names.CPU.name, exact_attend=bool,
-           store_dtype=_names.DTYPE.name)
+           store_dtype=_names.DTYPE.name, detail_format=_names.FORMAT.name, router_trained=bool)
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What a cache of a description holds and costs. Bytes are of the whole cache, all sequences together."""
@@ -90,6 +90,18 @@ class Plan:
     max_step_tokens: int
     staging_tokens: int
     budget_overrun_tokens: int  #: paper fidelity: tokens by which sinks and local tokens exceed the published budget
+    host_bytes: int  #: sekv, on top: host memory for detail, its tables included
+    router_bytes: int  #: sekv, of table_bytes: router keys and their balance
+    zoom_bytes: int  #: sekv, of pool_bytes: slots of fetched windows that are kept
+    zoom_staging_bytes: int  #: sekv, of staging_bytes: slots that one layer reads from and the next is prefetched to
+    host_windows: int  #: sekv: windows per KV head that can have detail; least over layers
+    fetch_windows: int  #: sekv: windows read per query and KV head at length_tokens; least over layers
+    detail_format: str
+    refine_ppm: int
+    zoom_hysteresis_ppm: int
+    fetch_ppm: int
+    router_trained: bool  #: sekv: Sekv.router finds windows; False: the router that needs no training
+    router_vectors: int  #: sekv: vectors that stand for the keys of a window, 1 to 4
 
 
 @_converts(type=_names.DEVICE.name, cpu_features=_names.CPU.name, name=_text)
@@ -102,6 +114,27 @@ class DeviceInfo:
     cpu_features: Tuple[str, ...]
     worker_count: int  #: threads a parallel loop may use, the caller's included
     name: str
+
+
+@_converts(flags=_names.ROUTER_FLAGS.name, form=_names.ROUTER_FORM.name, pooling=_names.ROUTER_POOLING.name, model=_text)
+@dataclasses.dataclass(frozen=True)
+class RouterInfo:
+    """What a trained router was made for and holds."""
+
+    flags: Tuple[str, ...]
+    parameters: int  #: trained numbers
+    weight_bytes: int  #: host memory that they take, in float32
+    training_step: int  #: 0: unknown
+    layers: int
+    query_heads: int  #: per layer
+    kv_heads: int
+    key_dim: int
+    summary_dim: int  #: of a projected key or query
+    rank_max: int  #: ranks that the gates weigh; 0 without gates
+    form: str
+    pooling: str
+    centroids: int  #: projected keys per segment and KV head
+    model: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +152,7 @@ class MemoryInfo:
     """Bytes that a cache holds at this moment and what its tiers use of them."""
 
     budget_bytes: Optional[int]  #: None: no limit
-    allocated_bytes: int  #: pool + table + staging + exact + fixed
+    allocated_bytes: int  #: pool + table + staging + exact + host + fixed
     pool_bytes: int  #: records and full-precision tokens, free slots included
     table_bytes: int  #: work lists, scores, balance parameters
     staging_bytes: int  #: tokens of a step in flight, scratch, the undo copy
@@ -132,6 +165,9 @@ class MemoryInfo:
     used_dormant_bytes: int  #: ledger records that are not active
     used_exact_bytes: int
     full_cache_bytes: int  #: the same committed tokens in a full cache of the store dtype
+    host_bytes: int  #: sekv: host memory for detail, its tables included
+    used_host_bytes: int  #: of these: detail in use
+    used_zoom_bytes: int  #: slots of fetched windows in use, kept and staged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +189,15 @@ class Counters:
     record_bytes_written: int
     attended_bytes: int  #: records and tiles read by attend
     nonfinite_values: int  #: replaced by 0
+    details_written: int  #: sekv: windows whose detail was put on the host
+    detail_bytes_written: int
+    details_refused: int  #: windows that found the host tier full
+    zooms: int  #: windows chosen by queries; zooms_present + zooms_fetched + zooms_late
+    zooms_present: int  #: lay in a slot already, or were on their way
+    zooms_fetched: int  #: copied because a query wanted them
+    zooms_late: int  #: miss "skip": had not arrived
+    prefetches: int  #: windows copied ahead
+    fetched_bytes: int  #: copied from the host in all, prefetches included
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +232,8 @@ class SequenceInfo:
     surprisal_tokens: int  #: tokens whose surprisal was handed over
     surprisal_mean: float  #: nats
     surprisal_variance: float
+    host_tokens: int  #: sekv: tokens whose only copy is on the host, zoomed in or not
+    host_bytes: int  #: sekv: detail this sequence refers to
 
 
 @_converts(tier=_names.TIER.name, key_format=_names.FORMAT.name, value_format=_names.FORMAT.name,
