@@ -146,13 +146,16 @@ uint64_t host_bytes_each(const PolicyConfig &p, const LayerGeometry &layer) {
     return bytes + bytes / place_bytes * host_unit_overhead_bytes + host_entry_bytes + host_extent_bytes;
 }
 
+// Spans of a sequence.
+int64_t span_capacity(const CachePlan &plan) { return plan.length_tokens / plan.policy.span_min + limits::spare_spans; }
+
 // What reading from the host costs the device: keys for every window first, then slots to fetch into; `bytes` becomes what is left of it.
 void set_zoom(const CachePlan &plan, const LayerGeometry &layer, int64_t most, uint64_t *bytes, LaneQuota *q) {
     const PolicyConfig &p = plan.policy;
     if (!p.zooms(layer)) return;
     LaneQuota zoom = *q;
     zoom.detail_slot_bytes = detail_slot_bytes(p, layer);
-    int64_t windows = p.spans ? plan.length_tokens / p.span_min + limits::spare_spans : most;
+    int64_t windows = p.spans ? span_capacity(plan) : most;
     if (plan.host_limit != unlimited)
         windows = std::min<int64_t>(
             windows, static_cast<int64_t>(std::min<uint64_t>(plan.host_limit / std::max<uint64_t>(plan.host_weight, 1), many_windows)));
@@ -938,7 +941,8 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     plan.bounded = given.bytes > 0 || given.share_ppm > 0 || p.paper();
     uint64_t exact_round = 0; // one window of every lane
     // One walk: checks, full bytes, floors.
-    uint64_t floor = sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0);
+    uint64_t floor =
+        sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0) + (p.spans ? static_cast<uint64_t>(span_capacity(plan)) * span_bytes : 0);
     uint64_t full_per_sequence = 0;
     uint64_t lanes_total = 0;
     for (int32_t i = 0; i < desc.layer_count; ++i) {

@@ -128,12 +128,13 @@ inline int32_t window_of_position(const PolicyConfig &policy, int64_t position) 
     return position < policy.sinks ? -1 : static_cast<int32_t>((position - policy.sinks) / policy.window);
 }
 
+inline bool is_alone(const skerry_tile &tile) { return (tile.flags & tile_alone) != 0; }
+
 // The run of tiles, from `begin` on, that belongs to one window (or to the sinks).
 inline WindowSpan window_at(const PolicyConfig &policy, const skerry_tile *tiles, uint32_t begin, uint32_t count) {
     WindowSpan span{window_of_position(policy, tiles[begin].first), begin, begin + 1};
-    if ((tiles[begin].flags & tile_alone) != 0) return span;
-    while (span.end < count && window_of_position(policy, tiles[span.end].first) == span.window &&
-           (tiles[span.end].flags & tile_alone) == 0)
+    if (is_alone(tiles[begin])) return span;
+    while (span.end < count && window_of_position(policy, tiles[span.end].first) == span.window && !is_alone(tiles[span.end]))
         ++span.end;
     return span;
 }

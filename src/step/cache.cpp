@@ -421,7 +421,7 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                             status = broken(static_cast<int32_t>(i), tiles[k].first, 0, "a tile's slot is in use");
                     }
                     ++references;
-                    if (span.window >= 0 && is_full_format(tiles[t].key_format) && (tiles[t].flags & tile_alone) == 0) ++open;
+                    if (span.window >= 0 && is_full_format(tiles[t].key_format) && !is_alone(tiles[t])) ++open;
                     if (!seq->tables.dormant.empty() && seq->tables.dormant[lane.offset + t] != no_place) {
                         ++references;
                         if (cache->pool.references(seq->tables.dormant[lane.offset + t]) == 0) {

@@ -699,7 +699,7 @@ void span_rows(const Event &event, const Lane &lane, const TokenSpan &span, Lane
     int32_t row = 0;
     for (uint32_t t = 0; t < lane.tiles; ++t) {
         const skerry_tile &tile = tiles[t];
-        if ((tile.flags & tile_alone) != 0 || tile.first + tile.count <= span.begin || tile.first >= span.end) continue;
+        if (is_alone(tile) || tile.first + tile.count <= span.begin || tile.first >= span.end) continue;
         for (const bool is_key : {true, false}) {
             const int32_t dim = is_key ? layer.key_dim : layer.value_dim;
             float *out = is_key ? keys : values;
@@ -789,11 +789,11 @@ void apply_spans(const Event &event, int32_t head, LaneEvent *e) {
 
     int32_t anchors = 0;
     for (uint32_t t = 0; t < lane.tiles; ++t)
-        anchors += (tiles[t].flags & tile_alone) != 0 ? 1 : 0;
+        anchors += is_alone(tiles[t]) ? 1 : 0;
     uint32_t n = 0;
     for (uint32_t t = 0; t < lane.tiles; ++t) {
         const skerry_tile tile = tiles[t];
-        const bool open = tile.first >= p.sinks && (tile.flags & tile_alone) == 0;
+        const bool open = tile.first >= p.sinks && !is_alone(tile);
         if (!open || tile.first >= boundary) {
             e->tiles[n++] = tile;
             continue;

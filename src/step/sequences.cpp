@@ -391,10 +391,11 @@ void cut_lane(skerry_cache *cache, Sequence *seq, Lane &lane, int64_t length) {
             break;
         }
         const int32_t window = window_of_position(p, tiles[last].first);
-        const bool only = last == 0 || window_of_position(p, tiles[last - 1].first) != window;
+        const bool alone = is_alone(tiles[last]);
+        const bool only = last == 0 || alone || is_alone(tiles[last - 1]) || window_of_position(p, tiles[last - 1].first) != window;
         if (only) {
             cache->pool.release(tiles[last].place);
-            if (window >= 0) --lane.open_windows;
+            if (window >= 0 && !alone) --lane.open_windows;
             if (!seq->tables.dormant.empty() && seq->tables.dormant[lane.offset + last] != no_place) {
                 cache->pool.release(seq->tables.dormant[lane.offset + last]);
                 seq->tables.dormant[lane.offset + last] = no_place;
@@ -420,6 +421,7 @@ uint32_t cut_window(const PolicyConfig &p, const Sequence *seq, const Lane &lane
     for (uint32_t t = 0; t < lane.tiles;) {
         const WindowSpan span = window_at(p, tiles, t, lane.tiles);
         if (tiles[span.end - 1].first + tiles[span.end - 1].count >= length) {
+            if (is_alone(tiles[t])) return UINT32_MAX; // a token is never cut
             const int64_t end = span.window < 0 ? p.sinks : p.sinks + static_cast<int64_t>(span.window + 1) * p.window;
             return tiles[t].first < length && length < end ? t : UINT32_MAX;
         }

@@ -579,7 +579,8 @@ void step_abort(skerry_step *step) {
                     for (uint32_t t = kept.tiles; t < lane.reserved;) {
                         const WindowSpan span = window_at(p, tiles, t, lane.reserved);
                         // A window that began before the step keeps its slot.
-                        const bool began_before = t > 0 && window_of_position(p, tiles[t - 1].first) == span.window;
+                        const bool began_before =
+                            t > 0 && !is_alone(tiles[t - 1]) && window_of_position(p, tiles[t - 1].first) == span.window;
                         if (!began_before) cache->pool.release(tiles[t].place);
                         t = span.end;
                     }
