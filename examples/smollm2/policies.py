@@ -15,11 +15,12 @@ POLICIES = {
     "evict-cumulative": {"kind": "evict", "score": "cumulative"},
     "quantise": {"kind": "quantise"},
     "qevict": {"kind": "qevict"},
+    "sekv": {"kind": "sekv"},
     "qevict-paper": {"kind": "qevict", "fidelity": "paper"},
 }
 
 # What the main job shows, in this order; "full" is always there.
-MAIN = ("evict", "quantise", "qevict", "qevict-paper")
+MAIN = ("evict", "quantise", "qevict", "sekv", "qevict-paper")
 
 
 def budget_bytes(config, share, length):

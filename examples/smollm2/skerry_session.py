@@ -4,14 +4,17 @@ What the model and the driver need from a cache, and the calls of the library it
 
     begin(n, more)             Cache.step(sequence, n, prefill=more)
     attend(layer, q, k, v, p)  Step.append, then Step.attend; or, with own_attention,
-                               Step.append, Step.gather, attention in numpy, Step.observe
+                               Step.append, Step.gather, attention in numpy, Step.observe;
+                               policy "sekv": Step.zoom before gather, one token per step
     commit(), abort()          Step.commit, Step.abort
     room()                     most tokens of the next step: a step that the host attends
-                               itself may not cross the next routing event
+                               itself may not cross the next routing event, and holds one
+                               token where every token chooses what it reads from the host
     next_event()               position of the next routing event, or None
     fork()                     Sequence.fork: a second reader of the same bytes
     ranges(layer, kv_head)     Sequence.ranges as (begin, end, tier name)
     memory()                   what the library says it holds
+    traffic()                  what was read from the host tier so far (policy "sekv")
 """
 
 import os
@@ -25,10 +28,10 @@ _context = None
 
 
 def context():
-    """One context for the process, with a thread for every core."""
+    """One context for the process, with a thread for every core and one that copies from the host tier."""
     global _context
     if _context is None:
-        _context = skerry.Context(workers=max(0, (os.cpu_count() or 1) - 1))
+        _context = skerry.Context(workers=max(0, (os.cpu_count() or 1) - 1), transfers=1)
     return _context
 
 
@@ -80,7 +83,10 @@ class SkerrySession:
         # token on, its prompt has to end with the first step.
         self.marks_prompt = prefill == "whole" or settings.get("fidelity") != "paper"
         limit = None if budget is None else skerry.Budget(bytes=budget * self.sequences, length_tokens=length)
+        self.zooms = settings["kind"] == "sekv"
         policy = dict(settings, prefill=prefill)
+        if "sekv" in policy:
+            policy["sekv"] = skerry.Sekv(**policy["sekv"])
         options = {"layers": geometry(config, layers or config.layers), "budget": limit,
                    "max_sequences": self.sequences, "max_step_tokens": chunk,
                    "staging_tokens": prompt if prefill == "whole" else 0, "exact_attend": exact}
@@ -101,7 +107,12 @@ class SkerrySession:
         return info.next_event_position if info.next_event_position > info.length_tokens else None
 
     def room(self):
-        event = self.next_event() if self.own_attention else None
+        if not self.own_attention:
+            return None
+        # The host tier is empty while a whole prompt is read; from then on a step zooms, with one token.
+        if self.zooms and self.sequence.info().host_bytes > 0:
+            return 1
+        event = self.next_event()
         return None if event is None else event - self.length
 
     def begin(self, n, more=False):
@@ -113,6 +124,8 @@ class SkerrySession:
             return self.step.attend(layer, q)[0]
         out = np.empty_like(q)
         group = q.shape[1] // self.kv_heads
+        if self.zooms and len(q) == 1:
+            self.step.zoom(layer, q)
         for h in range(self.kv_heads):
             mine = slice(h * group, (h + 1) * group)
             seen = self.step.gather(layer, h)
@@ -144,13 +157,18 @@ class SkerrySession:
             self.sequence.drop()
 
     def ranges(self, layer, kv_head):
-        return [(r.begin, r.end, r.tier) for r in self.sequence.ranges(layer, kv_head)]
+        """(begin, end, tier); the tier of a window that the last token read from the host is "zoomed"."""
+        return [(r.begin, r.end, "zoomed" if "zoomed" in r.flags else r.tier)
+                for r in self.sequence.ranges(layer, kv_head)]
 
     def memory(self):
         """Bytes as the library reports them.
 
         bytes      what one sequence costs: under a budget everything that is held for it, free
                    slots and tables included; without one, the slots in use
+        slots      of these: windows read from the host that stay (policy "sekv")
+        staged     of the staging: what one layer reads from the host, and the next
+        host       host memory of one sequence on top, its tables included
         staging    held on top while a step is in flight and a prompt is read
         """
         held = self.cache.memory()
@@ -158,4 +176,11 @@ class SkerrySession:
         return {"bytes": held.used_bytes if self.budget is None else whole // self.sequences,
                 "used": held.used_bytes, "pool": held.pool_bytes, "table": held.table_bytes,
                 "staging": held.staging_bytes, "fixed": held.fixed_bytes, "peak": held.peak_bytes,
+                "host": held.host_bytes // self.sequences, "slots": self.cache.plan.zoom_bytes // self.sequences,
+                "staged": self.cache.plan.zoom_staging_bytes,
                 "charged_bytes": self.sequence.info().charged_bytes}
+
+    def traffic(self):
+        """What queries chose to read from the host tier since the cache was made, and what was copied for it."""
+        held = self.cache.counters()
+        return {"zooms": held.zooms, "present": held.zooms_present, "bytes": held.fetched_bytes}

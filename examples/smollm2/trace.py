@@ -11,7 +11,7 @@ from .plain import PlainCache
 
 
 class RecordingCache(PlainCache):
-    """An exact cache that also keeps the queries of the prompt."""
+    """An exact cache that also keeps queries."""
 
     def __init__(self, config, capacity):
         super().__init__(config, capacity)
@@ -31,19 +31,25 @@ class Trace:
     logits       [continuation, vocab]: row i is the model's guess after continuation[i]
     masses       [layers][kv_heads] of [continuation, positions]: attention probability,
                  mean over the query heads that share the KV head
+    surprisal    [tokens + continuation] in nats, the first 0, if asked for; else None
     """
 
-    def __init__(self, model, tokens, continuation, spare=0, chunk=256, bar=None):
+    def __init__(self, model, tokens, continuation, spare=0, chunk=256, bar=None, surprisal=False):
         self.model = model
         self.tokens = list(tokens)
         self.continuation = list(continuation)
         config = model.config
         n, m = len(self.tokens), len(self.continuation)
         self.cache = RecordingCache(config, n + m + spare)
-        model.prefill(self.tokens, self.cache, 0, chunk, "none", bar=bar)
-        self.queries = [np.concatenate(parts) for parts in self.cache.queries]
-        self.cache.queries = None
-        self.cache.recording = False
+        whole = self.tokens + self.continuation
+        self.surprisal = np.zeros(n + m) if surprisal else None
+        for at in range(0, n, chunk):
+            end = min(n, at + chunk)
+            rows = model.forward(self.tokens[at:end], self.cache, at, "all" if surprisal else "none", end < n)
+            if surprisal:
+                self.note_surprisal(rows, whole, at)
+            if bar:
+                bar.step(end - at)
 
         self.masses = [[None] * config.kv_heads for _ in range(config.layers)]
 
@@ -53,9 +59,24 @@ class Trace:
         self.cache.watch = watch
         self.logits = model.forward(self.continuation, self.cache, n, "all")
         self.cache.watch = None
+        self.queries = [np.concatenate(parts) for parts in self.cache.queries]
+        self.cache.queries = None
+        self.cache.recording = False
+        if surprisal:
+            self.note_surprisal(self.logits, whole, n)
+
+    def note_surprisal(self, logits, whole, at):
+        """Row i of `logits` is the guess after token at + i."""
+        for i in range(0, len(logits), 16):
+            following = whole[at + 1 + i:at + 1 + min(i + 16, len(logits))]
+            rows = logits[i:i + len(following)]
+            top = rows.max(axis=1)
+            spread = np.log(np.exp(rows - top[:, None]).sum(axis=1, dtype=np.float64))
+            said = rows[np.arange(len(following)), following]
+            self.surprisal[at + 1 + i:at + 1 + i + len(following)] = top - said + spread
 
     def rows(self, layer, begin, end):
-        """q, k, v of the prompt's positions begin..end as Model.forward hands them over."""
+        """q, k, v of positions begin..end of prompt and continuation as Model.forward hands them over."""
         q = self.queries[layer][begin:end]
         k = np.stack([self.cache.keys(layer, h)[begin:end] for h in range(self.model.config.kv_heads)], axis=1)
         v = np.stack([self.cache.values(layer, h)[begin:end] for h in range(self.model.config.kv_heads)], axis=1)

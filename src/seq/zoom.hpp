@@ -39,7 +39,7 @@ struct LaneZoom {
     uint32_t select_capacity = 0;
     uint32_t frozen = 0;   // the router keys' balance is set
     uint32_t borrowed = 0; // `current` is the choice of a layer that shares the cache, `previous` the source's own
-    uint32_t reserved = 0;
+    uint32_t kept = 0;     // first of the cache's slots that are the lane's own
 };
 static_assert(sizeof(LaneZoom) == lane_zoom_bytes);
 

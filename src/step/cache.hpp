@@ -127,10 +127,11 @@ struct skerry_cache {
     skerry::Pool exact_pool;
     skerry::Arena host; // detail
     skerry::Buffer<skerry::ZoomSlot> zoom_slots;
-    uint64_t zoom_serial = 0; // looks so far
-    int32_t zoom_class = -1;  // of the pool
-    int32_t zoom_heads = 1;   // KV heads that have a share of the slots each
-    skerry::Mutex pool_mutex; // lanes of one event take and release in parallel
+    uint64_t zoom_serial = 0;  // looks so far
+    int32_t zoom_class = -1;   // of the pool
+    int32_t zoom_heads = 1;    // KV heads that have a share of the staged slots each
+    size_t zoom_sequences = 0; // sequences made so far: under a budget each is made once
+    skerry::Mutex pool_mutex;  // lanes of one event take and release in parallel
     skerry::HandleTable<skerry::Sequence *> sequences;
     skerry::Buffer<skerry::Sequence *> spare; // under a budget: closed sequences, with their tables
     skerry::Buffer<uint8_t> scratch;

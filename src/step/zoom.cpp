@@ -61,6 +61,20 @@ void for_each_lane(const skerry_cache *cache, ZoomTables &tables, Visit &&visit)
 
 } // namespace
 
+namespace {
+
+// Slots that one sequence keeps.
+size_t kept_slots(const skerry_cache *cache) {
+    size_t slots = 0;
+    for (size_t i = 0; i < cache->layers.size(); ++i) {
+        if (cache->layers[i].source == static_cast<int32_t>(i))
+            slots += static_cast<size_t>(cache->quotas[i].zoom_slots) * static_cast<size_t>(cache->layers[i].kv_heads);
+    }
+    return slots;
+}
+
+} // namespace
+
 void zoom_make(skerry_cache *cache, Sequence *seq) {
     const PolicyConfig &p = cache->policy();
     seq->zoom = make_owned<ZoomTables>(cache->allocator, Owner::tables, cache->allocator);
@@ -71,6 +85,8 @@ void zoom_make(skerry_cache *cache, Sequence *seq) {
     };
     size(t.lanes, static_cast<size_t>(cache->lanes));
     size(t.undo_lanes, static_cast<size_t>(cache->lanes));
+    // Slots that lanes keep lie behind the staged ones, a sequence's side by side.
+    size_t kept = static_cast<size_t>(cache->plan.staged_slots) + cache->zoom_sequences * kept_slots(cache);
     size_t keys = 0, windows = 0, balance = 0, selected = 0, spans = 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
@@ -86,6 +102,8 @@ void zoom_make(skerry_cache *cache, Sequence *seq) {
             zoom.select_offset = selected;
             zoom.capacity = static_cast<uint32_t>(q.host_windows);
             zoom.select_capacity = static_cast<uint32_t>(q.fetch_windows);
+            zoom.kept = static_cast<uint32_t>(kept);
+            kept += static_cast<size_t>(q.zoom_slots);
             keys += zoom.capacity * key_bytes(p, layer);
             windows += zoom.capacity;
             balance += router_balance_bytes(p, layer);
@@ -99,10 +117,12 @@ void zoom_make(skerry_cache *cache, Sequence *seq) {
     size(t.selected, selected);
     size(t.undo_selected, selected);
     size(t.host, windows);
-    if (!cache->policy().spans) return;
-    size(t.spans, spans);
-    size(t.nats, static_cast<size_t>(open_surprisals(cache->plan)));
-    t.segments.next = t.segments.begin = t.decided = cache->policy().sinks;
+    if (cache->policy().spans) {
+        size(t.spans, spans);
+        size(t.nats, static_cast<size_t>(open_surprisals(cache->plan)));
+        t.segments.next = t.segments.begin = t.decided = cache->policy().sinks;
+    }
+    ++cache->zoom_sequences; // nothing fails any more
 }
 
 void zoom_begin(Sequence *seq) {
@@ -156,7 +176,11 @@ void zoom_fork(skerry_cache *cache, const Sequence *parent, Sequence *child) {
     if (!parent->zoom) return;
     const ZoomTables &from = *parent->zoom;
     ZoomTables &to = *child->zoom;
-    std::memcpy(to.lanes.data(), from.lanes.data(), from.lanes.size() * sizeof(LaneZoom));
+    for (size_t i = 0; i < to.lanes.size(); ++i) {
+        const uint32_t kept = to.lanes[i].kept;
+        to.lanes[i] = from.lanes[i];
+        to.lanes[i].kept = kept;
+    }
     const auto copy = [](auto &into, const auto &of) {
         if (!of.empty()) std::memcpy(into.data(), of.data(), of.size() * sizeof(of[0]));
     };
@@ -234,37 +258,30 @@ uint32_t zoom_list(const skerry_cache *cache, const Sequence *seq, const LayerGe
 
 namespace {
 
-// Slots for windows that have none, which their entries then name: of those that no look since `serial` wants the ones wanted last, because
-// layers come round in turn and the one that was just read comes last again. Every KV head has slots of its own, so heads need no lock.
+// Slots for windows that have none, which their entries then name: first those that the lane keeps and does not want now, then staged ones
+// that no look since `serial` wants. Every KV head has staged slots of its own, so heads need no lock.
 void assign_slots(skerry_cache *cache, Sequence *seq, int32_t lane, int32_t head, const int32_t *windows, int32_t count, uint64_t serial,
-                  uint64_t wanted, bool waits) {
-    HostEntry *entries = seq->zoom->entries(seq->zoom->lane(lane));
+                  uint64_t wanted, bool waits, uint32_t kept) {
+    const LaneZoom &zoom = seq->zoom->lane(lane);
+    HostEntry *entries = seq->zoom->entries(zoom);
     Transfers &transfers = cache->context->transfers;
-    const size_t each = cache->zoom_slots.size() / static_cast<size_t>(cache->zoom_heads);
-    ZoomSlot *const slots = cache->zoom_slots.data() + static_cast<size_t>(head) * each;
-    uint64_t bound = serial;
     int32_t c = 0;
-    for (;;) {
-        // What one look wanted has one number, so a few rounds do.
-        const ZoomSlot *top = nullptr;
-        for (size_t k = 0; k < each; ++k) {
-            if (slots[k].serial < bound && (top == nullptr || slots[k].serial > top->serial)) top = &slots[k];
-        }
-        if (top == nullptr) return;
-        bound = top->serial;
-        for (size_t k = 0; k < each; ++k) {
+    const auto fill = [&](size_t first, size_t slots) {
+        for (size_t k = first; k < first + slots; ++k) {
             while (c < count && entries[windows[c]].slot != no_slot)
                 ++c;
             if (c == count) return;
-            ZoomSlot &slot = slots[k];
-            if (slot.serial != bound) continue;
+            ZoomSlot &slot = cache->zoom_slots[k];
+            if (slot.serial >= serial) continue;
             if (slot.seq != nullptr && !waits && !transfers.give_up(&slot.state)) continue; // a copy into it is being made
             empty_slot(cache, slot);
             slot = ZoomSlot{seq, wanted, slot.place, windows[c], lane, 0};
-            entries[windows[c]].slot = static_cast<uint16_t>(&slot - cache->zoom_slots.data());
+            entries[windows[c]].slot = static_cast<uint16_t>(k);
         }
-        if (bound == 0) return;
-    }
+    };
+    const size_t staged = static_cast<size_t>(cache->plan.staged_slots / cache->zoom_heads);
+    fill(zoom.kept, kept);
+    fill(static_cast<size_t>(head) * staged, staged);
 }
 
 // Brings the chosen windows to the device. `missing` has room for `count` numbers.
@@ -284,7 +301,8 @@ void fetch(skerry_cache *cache, const LayerGeometry &layer, Sequence *seq, int32
             cache->zoom_slots[slot].serial = serial;
         }
     }
-    assign_slots(cache, seq, lane, head, missing, misses, serial, serial, waits);
+    assign_slots(cache, seq, lane, head, missing, misses, serial, serial, waits,
+                 static_cast<uint32_t>(cache->quotas[static_cast<size_t>(layer.source)].zoom_slots));
     counters->zooms += static_cast<uint64_t>(count);
     for (int32_t c = 0, m = 0; c < count; ++c) {
         const HostEntry &entry = entries[chosen[c]];
@@ -529,7 +547,7 @@ void zoom_ensure(skerry_cache *cache, Sequence *seq, const LayerGeometry &layer,
             cache->context->transfers.wait(&cache->zoom_slots[entry.slot].state);
             continue;
         }
-        assign_slots(cache, seq, lane, lane - layer.lane, &chosen[c], 1, serial, serial, true);
+        assign_slots(cache, seq, lane, lane - layer.lane, &chosen[c], 1, serial, serial, true, 0);
         if (entry.slot == no_slot) continue; // two layers' worth of slots rule it out
         cache->context->transfers.copy(cache->host.data(entry.place), cache->pool.data(cache->zoom_slots[entry.slot].place),
                                        detail_bytes(cache->policy(), layer, entry));
@@ -551,7 +569,7 @@ void zoom_prefetch(skerry_cache *cache, Sequence *seq, const LayerGeometry &laye
                 cache->zoom_slots[entry.slot].serial = serial + 1;
                 continue;
             }
-            assign_slots(cache, seq, lane, lane - layer.lane, &chosen[c], 1, serial, serial + 1, false);
+            assign_slots(cache, seq, lane, lane - layer.lane, &chosen[c], 1, serial, serial + 1, false, 0);
             if (entry.slot == no_slot) break;
             ZoomSlot &slot = cache->zoom_slots[entry.slot];
             const size_t bytes = detail_bytes(cache->policy(), layer, entry);

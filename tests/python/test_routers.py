@@ -97,6 +97,20 @@ class Routers(unittest.TestCase):
                 skerry.Cache(layers, **with_router(router))
             self.assertIn(said, str(caught.exception))
 
+    def test_the_shipped_router_fits_its_model(self):
+        path = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'data', 'smollm2-router.safetensors')
+        self.assertLess(os.path.getsize(path), 2 << 20)
+        router = skerry.Router(path)
+        info = router.info()
+        self.assertEqual((info.model, info.layers, info.query_heads, info.kv_heads, info.key_dim, info.form),
+                         ('SmolLM2-135M-Instruct', 30, 9, 3, 64, 'production'))
+        layers = [skerry.Layer(kv_heads=3, query_heads=9, key_dim=64)] * 30
+        given = dict(budget=skerry.Budget(share_ppm=200000, length_tokens=2048))
+        trained = skerry.Context().plan(layers, policy=skerry.Policy('sekv', sekv=skerry.Sekv(router=router)), **given)
+        plain = skerry.Context().plan(layers, policy='sekv', **given)
+        self.assertTrue(trained.router_trained)
+        self.assertLessEqual(trained.router_bytes, plain.router_bytes)
+
     def test_a_router_of_another_library_is_refused(self):
         other = skerry.Library(skerry.library().path)
         router = skerry.Router(self.path, context=skerry.Context(library=other))
