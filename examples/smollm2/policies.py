@@ -16,6 +16,8 @@ POLICIES = {
     "quantise": {"kind": "quantise"},
     "qevict": {"kind": "qevict"},
     "sekv": {"kind": "sekv"},
+    # The router of examples/data, in place of the one that needs no training.
+    "sekv-trained": {"kind": "sekv", "router": "smollm2-router.safetensors"},
     "qevict-paper": {"kind": "qevict", "fidelity": "paper"},
 }
 

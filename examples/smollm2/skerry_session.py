@@ -18,12 +18,14 @@ What the model and the driver need from a cache, and the calls of the library it
 """
 
 import os
+import pathlib
 
 import numpy as np
 import skerry
 
 from .plain import causal_attention
 
+DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 _context = None
 
 
@@ -85,8 +87,11 @@ class SkerrySession:
         limit = None if budget is None else skerry.Budget(bytes=budget * self.sequences, length_tokens=length)
         self.zooms = settings["kind"] == "sekv"
         policy = dict(settings, prefill=prefill)
-        if "sekv" in policy:
-            policy["sekv"] = skerry.Sekv(**policy["sekv"])
+        sekv = dict(policy.pop("sekv", {}))
+        if "router" in policy:
+            sekv["router"] = skerry.Router(str(DATA / policy.pop("router")), context=context())
+        if sekv:
+            policy["sekv"] = skerry.Sekv(**sekv)
         options = {"layers": geometry(config, layers or config.layers), "budget": limit,
                    "max_sequences": self.sequences, "max_step_tokens": chunk,
                    "staging_tokens": prompt if prefill == "whole" else 0, "exact_attend": exact}
