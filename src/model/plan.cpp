@@ -163,12 +163,9 @@ void set_zoom(const CachePlan &plan, const LayerGeometry &layer, int64_t most, u
     const uint64_t key = router_key_table_bytes(p, layer);
     if (*bytes <= balance) return;
     windows = std::min<int64_t>(windows, static_cast<int64_t>((*bytes - balance) / key));
-    const auto share = [](int64_t count, uint64_t ppm) {
-        return static_cast<int64_t>((static_cast<uint64_t>(count) * ppm + 999999) / 1000000);
-    };
     const uint64_t left = *bytes - balance - static_cast<uint64_t>(windows) * key;
     const uint64_t chosen = 2 * sizeof(int32_t);
-    const int64_t fetch = std::min({share(windows, p.fetch_ppm), static_cast<int64_t>(std::min<uint64_t>(left / chosen, many_windows)),
+    const int64_t fetch = std::min({p.windows_read(windows), static_cast<int64_t>(std::min<uint64_t>(left / chosen, many_windows)),
                                     limits::max_zoom_slots / (2 * static_cast<int64_t>(layer.kv_heads))});
     if (windows < 1 || fetch < 1) return;
     const uint64_t slot = uint64_t{plan.staged_slot_bytes} + slot_overhead_bytes + zoom_slot_state_bytes;

@@ -54,6 +54,10 @@ struct PolicyConfig {
     float detail_error = 0;
 
     bool zooms() const { return kind == SKERRY_POLICY_SEKV; }
+    // Windows that one query reads out of so many.
+    int64_t windows_read(int64_t windows) const {
+        return static_cast<int64_t>((static_cast<uint64_t>(windows) * fetch_ppm + 999999) / 1000000);
+    }
     // Most tokens of what is moved to the host as one.
     int32_t detail_tokens() const { return spans ? span_max : window; }
     // A layer that sees a short window of tokens has no far history to bring back.

@@ -12,6 +12,7 @@
 #include "codec/layout.hpp"
 #include "limits.hpp"
 #include "model/plan.hpp"
+#include "model/spans.hpp"
 #include "seq/zoom.hpp"
 #include "stats/diagnostics.hpp"
 #include "store/pool.hpp"
@@ -92,14 +93,8 @@ struct Sequence {
     int64_t prompt_length = -1; // set when a prompt has ended
     bool prefilling = false;
     bool in_step = false;
-    // Running mean of surprisal (Welford), and that of the open step.
-    struct Surprisal {
-        int64_t count = 0;
-        double mean = 0;
-        double squares = 0;
-    };
-    Surprisal surprisal;
-    Surprisal step_surprisal;
+    SurprisalMoments surprisal;      // of all tokens whose surprisal was handed over
+    SurprisalMoments step_surprisal; // with the open step's
 
     LaneTables tables;
     LaneTables undo;

@@ -314,7 +314,7 @@ Status attend_rows(const AttendCall &call, const StepSequence &part, int32_t row
         };
         if (const Status status = cache->context->workers.run(count, prepare); status < 0) return status;
         for (int32_t i = 0; zooms && i < count; ++i)
-            add_zoom_counters(&call.step->counters, zoomed[i].counters);
+            add_counters(&call.step->counters, zoomed[i].counters);
         if (call.zoom_only) continue;
         // The next to be attended reads much of what it read before: it comes while this one is attended.
         if (zooms && next != nullptr && first + count == layer.kv_heads)

@@ -161,7 +161,6 @@ void wanted_slots(const skerry_cache *cache, const CachePlan &plan, Buffer<uint6
 uint64_t plan_scratch_bytes(const skerry_cache *cache, const CachePlan &plan);
 void use_plan(skerry_cache *cache, const CachePlan &plan);
 void add_counters(skerry_counters *to, const skerry_counters &from);
-void add_zoom_counters(skerry_counters *to, const skerry_counters &from);
 
 // Tables of another capacity for a sequence in use: prepared first, then filled, which cannot fail.
 struct NewTables {

@@ -61,11 +61,14 @@ struct Event {
     size_t lane_scratch;
 };
 
+// Entries that a lane's list may have when the event has run: anchors make it longer.
+uint32_t lane_entries(const PolicyConfig &p, const Lane &lane) { return p.spans ? lane.capacity : lane.tiles; }
+
 LaneEvent lane_event(const Event &event, int32_t head) {
     const PolicyConfig &p = event.cache->policy();
     const LayerGeometry &layer = *event.layer;
     const Lane &lane = event.seq->lane(layer.lane + head);
-    const size_t entries = p.spans ? lane.capacity : lane.tiles;
+    const size_t entries = lane_entries(p, lane);
     uint8_t *at = event.scratch + event.lane_scratch * static_cast<size_t>(head);
     const auto take = [&](size_t bytes) {
         uint8_t *here = at;
@@ -827,8 +830,12 @@ void apply_spans(const Event &event, int32_t head, LaneEvent *e) {
 
 } // namespace
 
-void spans_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
-    const PolicyConfig &p = cache->policy();
+namespace {
+
+constexpr int32_t group_size = 64; // lanes whose numbers are on the stack at once
+
+// An event of one layer, with the masses of its lanes folded into their scores and the scratch divided.
+Event make_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
     Event event{cache,
                 seq,
@@ -844,10 +851,30 @@ void spans_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t leng
     for (int32_t h = 0; h < layer.kv_heads; ++h) {
         Lane &lane = seq->lane(layer.lane + h);
         lane_fold(cache, seq, lane);
-        entries = std::max<int64_t>(entries, lane.capacity); // anchors make lists longer
+        entries = std::max<int64_t>(entries, lane_entries(cache->policy(), lane));
     }
-    event.lane_scratch = event_scratch_bytes(cache->context->device(), p, layer, entries);
-    constexpr int32_t group_size = 64;
+    event.lane_scratch = event_scratch_bytes(cache->context->device(), cache->policy(), layer, entries);
+    return event;
+}
+
+// work(i) for every lane of a group. A host's loop that fails must not leave an event half done: the rest is done here.
+template <class Work>
+void run_lanes(skerry_cache *cache, LaneEvent *lanes, int32_t count, Work &&work) {
+    const auto one = [&](int32_t i) {
+        work(i);
+        *lanes[i].done = true;
+    };
+    if (cache->context->workers.run(count, one) >= 0) return;
+    for (int32_t i = 0; i < count; ++i) {
+        if (!*lanes[i].done) one(i);
+    }
+}
+
+} // namespace
+
+void spans_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
+    Event event = make_event(cache, seq, index, length);
+    const LayerGeometry &layer = *event.layer;
     LaneEvent lanes[group_size];
     for (int32_t first = 0; first < layer.kv_heads; first += group_size) {
         const int32_t count = std::min(group_size, layer.kv_heads - first);
@@ -855,19 +882,9 @@ void spans_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t leng
             lanes[i] = lane_event(event, first + i);
             *lanes[i].done = false;
         }
-        const auto work = [&](int32_t i) {
-            apply_spans(event, first + i, &lanes[i]);
-            *lanes[i].done = true;
-        };
-        if (cache->context->workers.run(count, work) < 0) {
-            for (int32_t i = 0; i < count; ++i) {
-                if (!*lanes[i].done) work(i);
-            }
-        }
-        for (int32_t i = 0; i < count; ++i) {
-            cache->step.counters.evictions += lanes[i].counters.evictions;
-            add_zoom_counters(&cache->step.counters, lanes[i].counters);
-        }
+        run_lanes(cache, lanes, count, [&](int32_t i) { apply_spans(event, first + i, &lanes[i]); });
+        for (int32_t i = 0; i < count; ++i)
+            add_counters(&cache->step.counters, lanes[i].counters);
     }
     ++cache->step.counters.events;
     ++event.state->events;
@@ -878,33 +895,16 @@ void spans_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t leng
 void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length) {
     const PolicyConfig &p = cache->policy();
     if (p.spans) return spans_event(cache, seq, index, length);
-    const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
-    Event event{cache,
-                seq,
-                &layer,
-                &cache->quotas[static_cast<size_t>(index)],
-                &seq->layers[static_cast<size_t>(index)],
-                index,
-                length,
-                0,
-                cache->scratch.data(),
-                0};
+    Event event = make_event(cache, seq, index, length);
+    const LayerGeometry &layer = *event.layer;
     const WindowGrid grid{static_cast<uint64_t>(p.sinks), static_cast<uint64_t>(p.window)};
     // The published event runs after the step's own token was appended (qevict.md 3.4).
     const int64_t counted = p.paper() && (p.flags & SKERRY_POLICY_EVICT_FIRST) == 0 ? length + 1 : length;
     event.evictable = static_cast<int64_t>(evictable_windows(grid, static_cast<uint64_t>(counted), static_cast<uint64_t>(p.recent),
                                                              p.paper() ? LocalRule::whole_windows : LocalRule::at_least));
-    int64_t entries = 1;
-    for (int32_t h = 0; h < layer.kv_heads; ++h) {
-        Lane &lane = seq->lane(layer.lane + h);
-        lane_fold(cache, seq, lane);
-        entries = std::max<int64_t>(entries, lane.tiles);
-    }
-    event.lane_scratch = event_scratch_bytes(cache->context->device(), p, layer, entries);
     LayerState &state = *event.state;
     const bool unscored = state.scored == state.scored_at_event;
 
-    constexpr int32_t group_size = 64; // lanes whose numbers are on the stack at once
     LaneEvent lanes[group_size];
     uint64_t before = 0, lost = 0, joined = 0;
     int64_t staying = 0, dropped = 0, fresh = 0;
@@ -942,7 +942,7 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
             route(event, &lanes[0]);
             shared_targets = lanes[0].targets;
         }
-        const auto work = [&](int32_t i) {
+        run_lanes(cache, lanes, count, [&](int32_t i) {
             LaneEvent &e = lanes[i];
             if (p.selection == SKERRY_SELECTION_PER_LAYER) {
                 if (first + i > 0) {
@@ -954,26 +954,10 @@ void run_event(skerry_cache *cache, Sequence *seq, int32_t index, int64_t length
                 route(event, &e);
             }
             apply(event, first + i, &e);
-            *e.done = true;
-        };
-        if (cache->context->workers.run(count, work) < 0) {
-            // A host's loop that fails must not leave an event half done: the rest is done here.
-            for (int32_t i = 0; i < count; ++i) {
-                if (!*lanes[i].done) work(i);
-            }
-        }
+        });
         for (int32_t i = 0; i < count; ++i) {
             const LaneEvent &e = lanes[i];
-            skerry_counters &sum = cache->step.counters;
-            sum.demotions += e.counters.demotions;
-            sum.demotions_written += e.counters.demotions_written;
-            sum.demotions_ledger += e.counters.demotions_ledger;
-            sum.promotions += e.counters.promotions;
-            sum.promotions_exact += e.counters.promotions_exact;
-            sum.promotions_recovered += e.counters.promotions_recovered;
-            sum.evictions += e.counters.evictions;
-            sum.record_bytes_written += e.counters.record_bytes_written;
-            add_zoom_counters(&sum, e.counters);
+            add_counters(&cache->step.counters, e.counters);
             before += e.before;
             lost += e.lost;
             joined += e.joined;

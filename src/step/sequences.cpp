@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.hpp"
 #include "codec/epoch.hpp"
 #include "step/zoom.hpp"
 
@@ -267,7 +268,7 @@ void clear_sequence(Sequence *seq) {
     seq->prompt_length = -1;
     seq->prefilling = false;
     seq->in_step = false;
-    seq->surprisal = Sequence::Surprisal{};
+    seq->surprisal = SurprisalMoments{};
 }
 
 void close_sequence(skerry_cache *cache, Owned<Sequence> seq) {
@@ -713,7 +714,7 @@ void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *in
     const PolicyConfig &p = cache->policy();
     info->surprisal_tokens = seq->surprisal.count;
     info->surprisal_mean = seq->surprisal.mean;
-    info->surprisal_variance = seq->surprisal.count > 0 ? seq->surprisal.squares / static_cast<double>(seq->surprisal.count) : 0;
+    info->surprisal_variance = seq->surprisal.variance();
     info->flags = seq->prefilling ? static_cast<uint32_t>(SKERRY_SEQ_PREFILLING) : 0u;
     info->length_tokens = seq->length;
     info->prefill_tokens = seq->prompt_length;
@@ -757,13 +758,8 @@ void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *in
 }
 
 uint64_t sequence_fingerprint(skerry_cache *cache, const Sequence *seq) {
-    // FNV-1a, 64 bit: tells states apart, and is no signature.
-    uint64_t hash = 0xcbf29ce484222325u;
-    const auto add = [&](const void *data, size_t bytes) {
-        const uint8_t *byte = static_cast<const uint8_t *>(data);
-        for (size_t i = 0; i < bytes; ++i)
-            hash = (hash ^ byte[i]) * 0x100000001b3u;
-    };
+    uint64_t hash = hash_seed;
+    const auto add = [&](const void *data, size_t bytes) { hash = hash_bytes(hash, data, bytes); };
     const auto add_number = [&](int64_t value) { add(&value, sizeof value); };
     const PolicyConfig &p = cache->policy();
     add_number(seq->length);

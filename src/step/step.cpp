@@ -452,18 +452,6 @@ void finish_sequence(skerry_step *step, const StepSequence &part) {
 
 } // namespace
 
-void add_zoom_counters(skerry_counters *to, const skerry_counters &from) {
-    to->details_written += from.details_written;
-    to->detail_bytes_written += from.detail_bytes_written;
-    to->details_refused += from.details_refused;
-    to->zooms += from.zooms;
-    to->zooms_present += from.zooms_present;
-    to->zooms_fetched += from.zooms_fetched;
-    to->zooms_late += from.zooms_late;
-    to->prefetches += from.prefetches;
-    to->fetched_bytes += from.fetched_bytes;
-}
-
 void add_counters(skerry_counters *to, const skerry_counters &from) {
     to->tokens_appended += from.tokens_appended;
     to->events += from.events;
@@ -477,7 +465,15 @@ void add_counters(skerry_counters *to, const skerry_counters &from) {
     to->record_bytes_written += from.record_bytes_written;
     to->attended_bytes += from.attended_bytes;
     to->nonfinite_values += from.nonfinite_values;
-    add_zoom_counters(to, from);
+    to->details_written += from.details_written;
+    to->detail_bytes_written += from.detail_bytes_written;
+    to->details_refused += from.details_refused;
+    to->zooms += from.zooms;
+    to->zooms_present += from.zooms_present;
+    to->zooms_fetched += from.zooms_fetched;
+    to->zooms_late += from.zooms_late;
+    to->prefetches += from.prefetches;
+    to->fetched_bytes += from.fetched_bytes;
 }
 
 Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, skerry_error *error) {
@@ -487,14 +483,8 @@ Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, s
         return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, seq_index, 2, 1, "surprisal was handed over already in this step");
     }
     if (seq->zoom && step->cache->policy().spans) spans_add(seq, part.base, nats, part.count);
-    for (int32_t i = 0; i < part.count; ++i) {
-        Sequence::Surprisal &s = seq->step_surprisal;
-        const double value = static_cast<double>(nats[i]);
-        const double delta = value - s.mean;
-        ++s.count;
-        s.mean += delta / static_cast<double>(s.count);
-        s.squares += delta * (value - s.mean);
-    }
+    for (int32_t i = 0; i < part.count; ++i)
+        seq->step_surprisal.add(static_cast<double>(nats[i]));
     return SKERRY_OK;
 }
 

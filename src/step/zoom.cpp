@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/hash.hpp"
 #include "codec/epoch.hpp"
 #include "codec/router_key.hpp"
 
@@ -501,7 +502,7 @@ uint32_t zoom_row(const ZoomCall &call, int32_t head, const LaneScratch &offsets
     route.previous_count = static_cast<int32_t>(!own ? 0 : at_current ? zoom.current : zoom.previous);
     route.segments = windows;
     route.group = layer.group;
-    route.slots = std::min(quota.fetch_windows, static_cast<int32_t>((static_cast<uint64_t>(windows) * p.fetch_ppm + 999999) / 1000000));
+    route.slots = std::min(quota.fetch_windows, static_cast<int32_t>(p.windows_read(windows)));
     route.hysteresis_ppm = p.zoom_hysteresis_ppm;
     route.resident_ppm = p.refine_ppm;
     const ZoomChoice choice = route_zoom(route, chosen, nullptr, base + offsets.selection);
@@ -628,11 +629,7 @@ void zoom_key(skerry_cache *cache, Sequence *seq, const LayerGeometry &layer, in
 }
 
 void zoom_fingerprint(const skerry_cache *cache, const Sequence *seq, const LayerGeometry &layer, int32_t head, uint64_t *hash) {
-    const auto add = [&](const void *data, size_t bytes) {
-        const uint8_t *byte = static_cast<const uint8_t *>(data);
-        for (size_t i = 0; i < bytes; ++i)
-            *hash = (*hash ^ byte[i]) * 0x100000001b3u;
-    };
+    const auto add = [&](const void *data, size_t bytes) { *hash = hash_bytes(*hash, data, bytes); };
     const PolicyConfig &p = cache->policy();
     ZoomTables &tables = *seq->zoom;
     const LaneZoom &zoom = tables.lane(layer.lane + head);

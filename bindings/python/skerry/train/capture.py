@@ -22,18 +22,10 @@ from . import prompts as prompting
 from .segments import log_sum_exp
 
 
-class CaptureCache:
-    """An exact cache for one prompt that keeps queries and the share of attention that goes far back."""
+class Steps:
+    """What a teacher's cache does about steps: any length, `length` positions committed, `pending` in the open one."""
 
-    def __init__(self, config, capacity, layout, far=512):
-        shape = (config.layers, config.kv_heads, capacity, config.head_dim)
-        self.config, self.layout, self.far = config, layout, far
-        self.keys, self.values = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        self.queries = np.empty((config.layers, capacity, config.heads, config.head_dim), np.float16)
-        # Of every position: mass on keys before position - far, and on all; sinks left out of both, since every head
-        # parks mass there and a router is never asked for them.
-        self.far_mass, self.all_mass = np.zeros(capacity), np.zeros(capacity)
-        self.length = self.pending = 0
+    length = pending = 0
 
     def room(self):
         return None
@@ -47,6 +39,19 @@ class CaptureCache:
 
     def abort(self):
         self.pending = 0
+
+
+class CaptureCache(Steps):
+    """An exact cache for one prompt that keeps queries and the share of attention that goes far back."""
+
+    def __init__(self, config, capacity, layout, far=512):
+        shape = (config.layers, config.kv_heads, capacity, config.head_dim)
+        self.config, self.layout, self.far = config, layout, far
+        self.keys, self.values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        self.queries = np.empty((config.layers, capacity, config.heads, config.head_dim), np.float16)
+        # Of every position: mass on keys before position - far, and on all; sinks left out of both, since every head
+        # parks mass there and a router is never asked for them.
+        self.far_mass, self.all_mass = np.zeros(capacity), np.zeros(capacity)
 
     def attend(self, layer, q, k, v, positions):
         n, heads, dim = q.shape

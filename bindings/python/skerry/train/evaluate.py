@@ -8,6 +8,7 @@ picks for it per KV head, in r4; what is not fetched is absent.
 import numpy as np
 
 from . import metrics, prompts, rformat, routers
+from .capture import Steps
 from .segments import Layout
 from .targets import targets
 
@@ -32,7 +33,7 @@ def recall(capture, candidates, layout=Layout(), shares=SHARES, bar=None):
     return {key: (s[0] / s[1], s[2] / s[3]) for key, s in sums.items()}
 
 
-class FetchCache:
+class FetchCache(Steps):
     """Cache object of a teacher: exact while it reads the prompt, fetching for what comes after.
 
     `share` of the candidate segments is fetched per row and KV head; None means that all of them are there, exactly.
@@ -44,7 +45,6 @@ class FetchCache:
         self.keys, self.values = np.empty(shape, np.float32), np.empty(shape, np.float32)
         self.square = np.zeros((config.layers, config.kv_heads, config.head_dim))
         self.seen = np.zeros(config.layers, np.int64)
-        self.length = self.pending = 0
         self.router = self.share = None
         self.detail = {}  # (layer, KV head): grid, keys and values of segments in r4
 
@@ -54,19 +54,6 @@ class FetchCache:
         for layer in range(self.config.layers):
             self.square[layer] = routers.mean_square(np.asarray(arrays["queries"][layer]), self.config.kv_heads)
         self.length = length
-
-    def room(self):
-        return None
-
-    def begin(self, n, more=False):
-        self.pending = n
-
-    def commit(self):
-        self.length += self.pending
-        self.pending = 0
-
-    def abort(self):
-        self.pending = 0
 
     def truncate(self, length):
         self.length = length
