@@ -13,26 +13,25 @@ namespace {
 constexpr float none = -std::numeric_limits<float>::infinity();
 constexpr int32_t block = 16; // a constant number of turns lets the compiler use vectors
 
-// exp for x <= 0, relative error below 1e-6; 0 from -87 down, -inf included. Operations that round alike everywhere, so that a choice
-// does not depend on the mathematics library: a polynomial of degree 6 on |r| <= ln 2 / 2. A mask in place of comparisons: behind a
-// branch, operations that could trap keep a loop from using vectors.
+// exp for x <= 0; 0 from -87 down, -inf included. The relative error is below 1e-6 from -10 on and grows to 6e-6 at -87. Operations that
+// round alike everywhere, so that a choice does not depend on the mathematics library: 2^r for |r| <= 1/2 by the polynomial of degree 5
+// with p(0) = 1 whose largest error is least, 1e-7.
 float fast_exp(float x) {
     constexpr float to_whole = 0x1.8p23f;
-    constexpr int32_t least = std::bit_cast<int32_t>(87.0f);
-    const int32_t beyond = (std::bit_cast<int32_t>(x) & INT32_MAX) - least, is_within = beyond >> 31;
-    const float held = -std::bit_cast<float>(least + (beyond & is_within));
-    const float shifted = held * 0x1.715476p+0f + to_whole;
-    const float n = shifted - to_whole;
-    const float r = (held - n * 0x1.62e400p-1f) - n * 0x1.7f7d1cp-20f;
-    float p = 0x1.6a21acp-10f;
-    p = p * r + 0x1.123b6ap-7f;
-    p = p * r + 0x1.5558fap-5f;
-    p = p * r + 0x1.555490p-3f;
-    p = p * r + 0x1.fffffcp-2f;
+    const float y = x * 0x1.715476p+0f;
+    const float shifted = y + to_whole;
+    const float r = y - (shifted - to_whole);
+    float p = 0x1.5bba14p-10f;
+    p = p * r + 0x1.3cea88p-7f;
+    p = p * r + 0x1.c6b752p-5f;
+    p = p * r + 0x1.ebf9bcp-3f;
+    p = p * r + 0x1.62e42ap-1f;
     p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    // The low bits of `shifted` are n, at least -126: added to the exponent they multiply by 2^n.
+    // The low bits of `shifted` are the power, at least -126 where it counts: added to the exponent they multiply by it. A mask in place of
+    // a comparison: behind a branch, operations that could trap keep a loop from using vectors.
     const uint32_t bits = std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23);
+    constexpr int32_t least = std::bit_cast<int32_t>(87.0f);
+    const int32_t is_within = ((std::bit_cast<int32_t>(x) & INT32_MAX) - least) >> 31;
     return std::bit_cast<float>(bits & static_cast<uint32_t>(is_within));
 }
 
@@ -51,19 +50,16 @@ float largest_of(const float *x, int32_t n) {
 
 // weights[s] = exp(scores[s] - largest); returns their sum.
 float exponentials(const float *scores, int32_t n, float largest, float *weights) {
+    for (int32_t i = 0; i < n; ++i)
+        weights[i] = fast_exp(scores[i] - largest);
     float lane[block] = {};
     int32_t i = 0;
     for (; i + block <= n; i += block) {
-        for (int32_t l = 0; l < block; ++l) {
-            const float weight = fast_exp(scores[i + l] - largest);
-            weights[i + l] = weight;
-            lane[l] += weight;
-        }
+        for (int32_t l = 0; l < block; ++l)
+            lane[l] += weights[i + l];
     }
-    for (int32_t l = 0; i < n; ++i, ++l) {
-        weights[i] = fast_exp(scores[i] - largest);
+    for (int32_t l = 0; i < n; ++i, ++l)
         lane[l] += weights[i];
-    }
     float sum = 0;
     for (const float part : lane)
         sum += part;
@@ -86,88 +82,109 @@ void add_up_gains(const ZoomRoute &route, float *weights, float *gains) {
     }
 }
 
-// Candidates as numbers that order them: the gain, which is not negative and so orders like its bits, above the complement of the id.
-uint64_t rank_of(float gain, int32_t id) {
-    return uint64_t(std::bit_cast<uint32_t>(gain)) << 32 | (UINT32_MAX - static_cast<uint32_t>(id));
-}
-int32_t id_of(uint64_t rank) { return static_cast<int32_t>(UINT32_MAX - static_cast<uint32_t>(rank)); }
+// Worths are compared as the numbers that their bits are: in order, as no worth is negative but that of what cannot be chosen.
+constexpr int32_t barred = std::bit_cast<int32_t>(-1.0f);
 
-// The exponent and three bits below it.
-constexpr int bucket_shift = 32 + 20;
-constexpr int32_t buckets = 2048;
+int32_t select(int32_t mask, int32_t set, int32_t clear) { return (set & mask) | (clear & ~mask); }
 
-int32_t rank_candidates(const ZoomRoute &route, const float *gains, float *worths, uint64_t *ranks) {
-    const float resident = static_cast<float>(route.resident_ppm) / static_cast<float>(zoom_one);
+// Gains times their factors; returns how many segments can be chosen. With masks, for the reason given at fast_exp.
+int32_t find_worths(const ZoomRoute &route, const float *gains, int32_t *worths) {
     const float hysteresis = static_cast<float>(route.hysteresis_ppm) / static_cast<float>(zoom_one);
-    const float factors[] = {0.0f, 1.0f, resident}; // of barred, absent and resident
-    for (int32_t s = 0; s < route.segments; ++s)
-        worths[s] = gains[s] * factors[static_cast<size_t>(route.places[s])];
-    for (int32_t i = 0; i < route.previous_count; ++i) {
-        if (route.previous[i] < route.segments) worths[route.previous[i]] *= hysteresis;
-    }
+    const int32_t resident = std::bit_cast<int32_t>(static_cast<float>(route.resident_ppm) / static_cast<float>(zoom_one));
+    constexpr int32_t one = std::bit_cast<int32_t>(1.0f);
+    static_assert(static_cast<int>(ZoomPlace::barred) == 0 && static_cast<int>(ZoomPlace::resident) == 2);
+    const ZoomPlace *const places = route.places;
+    const int32_t n = route.segments;
     int32_t count = 0;
-    for (int32_t s = 0; s < route.segments; ++s) {
-        ranks[count] = rank_of(worths[s], s);
-        count += route.places[s] != ZoomPlace::barred ? 1 : 0;
+    for (int32_t s = 0; s < n; ++s) {
+        const int32_t place = static_cast<int32_t>(places[s]), is_barred = (place - 1) >> 31, is_resident = -(place >> 1);
+        const float worth = gains[s] * std::bit_cast<float>(select(is_resident, resident, one));
+        worths[s] = select(is_barred, barred, std::bit_cast<int32_t>(worth));
+        count += 1 + is_barred;
+    }
+    for (int32_t i = 0; i < route.previous_count; ++i) {
+        const int32_t s = route.previous[i];
+        if (s < n && worths[s] >= 0) worths[s] = std::bit_cast<int32_t>(std::bit_cast<float>(worths[s]) * hysteresis);
     }
     return count;
 }
 
-// The largest `wanted` come first, in no order. A histogram leaves few of them to compare.
-void select(uint64_t *ranks, int32_t count, int32_t wanted, int32_t *histogram) {
-    if (wanted <= 0 || wanted >= count) return;
+// Thirty-two buckets for each factor of two below the largest; the last one has the rest, and what is barred.
+constexpr int bucket_shift = 18;
+constexpr uint32_t buckets = 1024;
+
+// The last of the `wanted` best segments, of more than that many: the order is by worth, among equals by id. A histogram leaves few to
+// compare.
+int32_t find_last(const int32_t *worths, int32_t n, int32_t wanted, int32_t *histogram, int32_t *rivals) {
+    int32_t largest = 0;
+    for (int32_t s = 0; s < n; ++s)
+        largest = worths[s] > largest ? worths[s] : largest;
+    // From the largest down, as numbers without a sign: what is barred comes last.
+    const auto depth_of = [top = static_cast<uint32_t>(largest)](int32_t worth) { return top - static_cast<uint32_t>(worth); };
     std::fill_n(histogram, buckets, 0);
-    for (int32_t i = 0; i < count; ++i)
-        ++histogram[ranks[i] >> bucket_shift];
-    int32_t bucket = buckets - 1;
-    for (int32_t seen = histogram[bucket]; seen < wanted; seen += histogram[bucket])
-        --bucket;
-    const uint64_t least = static_cast<uint64_t>(bucket) << bucket_shift;
-    uint64_t *const end = std::partition(ranks, ranks + count, [least](uint64_t rank) { return rank >= least; });
-    if (end - ranks > wanted) std::nth_element(ranks, ranks + wanted, end, std::greater<>());
+    for (int32_t s = 0; s < n; ++s) {
+        const uint32_t bucket = depth_of(worths[s]) >> bucket_shift;
+        ++histogram[bucket < buckets ? bucket : buckets - 1];
+    }
+    uint32_t bucket = 0;
+    for (; histogram[bucket] < wanted; ++bucket)
+        wanted -= histogram[bucket];
+    const uint32_t begin = bucket << bucket_shift, size = bucket + 1 < buckets ? 1u << bucket_shift : UINT32_MAX - begin;
+    int32_t count = 0;
+    for (int32_t s = 0; s < n; ++s) {
+        rivals[count] = s;
+        count += depth_of(worths[s]) - begin < size ? 1 : 0;
+    }
+    std::nth_element(rivals, rivals + wanted - 1, rivals + count,
+                     [worths](int32_t a, int32_t b) { return worths[a] != worths[b] ? worths[a] > worths[b] : a < b; });
+    return rivals[wanted - 1];
 }
 
 struct Scratch {
-    uint64_t *ranks;    // [segments]
-    int32_t *histogram; // [buckets]
-    float *weights;     // [segments]: exponentials of one head, then gains with their factors
     float *gains;       // [segments]
+    float *weights;     // [segments]: exponentials of one head
+    int32_t *worths;    // [segments]
+    int32_t *rivals;    // [segments]
+    int32_t *histogram; // [buckets]
 };
 
 Scratch carve(void *memory, int32_t segments) {
     Scratch scratch;
-    scratch.ranks = static_cast<uint64_t *>(memory);
-    scratch.histogram = reinterpret_cast<int32_t *>(scratch.ranks + segments);
-    scratch.weights = reinterpret_cast<float *>(scratch.histogram + buckets);
-    scratch.gains = scratch.weights + segments;
+    scratch.gains = static_cast<float *>(memory);
+    scratch.weights = scratch.gains + segments;
+    scratch.worths = reinterpret_cast<int32_t *>(scratch.weights + segments);
+    scratch.rivals = scratch.worths + segments;
+    scratch.histogram = scratch.rivals + segments;
     return scratch;
 }
 
 } // namespace
 
-size_t zoom_scratch_bytes(int32_t segments) {
-    return static_cast<size_t>(segments) * (sizeof(uint64_t) + 2 * sizeof(float)) + buckets * sizeof(int32_t);
-}
+size_t zoom_scratch_bytes(int32_t segments) { return 4 * static_cast<size_t>(segments) * sizeof(float) + buckets * sizeof(int32_t); }
 
-ZoomChoice route_zoom(const ZoomRoute &route, int32_t *chosen, int32_t *spare, void *memory) {
+ZoomChoice route_zoom(const ZoomRoute &route, int32_t *chosen, void *memory) {
     const Scratch scratch = carve(memory, route.segments);
+    const int32_t n = route.segments;
+    const int32_t *const worths = scratch.worths;
     add_up_gains(route, scratch.weights, scratch.gains);
-    const int32_t candidates = rank_candidates(route, scratch.gains, scratch.weights, scratch.ranks);
-    uint64_t *const ranks = scratch.ranks;
-
+    const int32_t candidates = find_worths(route, scratch.gains, scratch.worths);
     ZoomChoice choice;
-    choice.chosen = std::clamp(route.slots, 0, candidates);
-    choice.spare = std::clamp(route.spare, 0, candidates - choice.chosen);
-    const int32_t wanted = choice.chosen + choice.spare;
-    select(ranks, candidates, wanted, scratch.histogram);
-    if (choice.spare > 0 && choice.chosen > 0) std::nth_element(ranks, ranks + choice.chosen, ranks + wanted, std::greater<>());
-    std::sort(ranks + choice.chosen, ranks + wanted, std::greater<>());
-    for (int32_t i = 0; i < choice.spare; ++i)
-        spare[i] = id_of(ranks[choice.chosen + i]);
-
-    for (int32_t i = 0; i < choice.chosen; ++i)
-        chosen[i] = id_of(ranks[i]);
-    std::sort(chosen, chosen + choice.chosen);
+    const int32_t wanted = std::clamp(route.slots, 0, candidates);
+    if (wanted == 0) return choice;
+    int32_t last = n - 1, least = 0; // all candidates
+    if (wanted < candidates) {
+        last = find_last(worths, n, wanted, scratch.histogram, scratch.rivals);
+        least = worths[last];
+    }
+    for (int32_t s = 0; s <= last; ++s) {
+        chosen[choice.chosen] = s;
+        choice.chosen += worths[s] >= least ? 1 : 0;
+        if (choice.chosen == wanted) break;
+    }
+    for (int32_t s = last + 1; choice.chosen < wanted; ++s) {
+        chosen[choice.chosen] = s;
+        choice.chosen += worths[s] > least ? 1 : 0;
+    }
     for (int32_t i = 0; i < choice.chosen; ++i)
         choice.mass += scratch.gains[chosen[i]];
     choice.mass /= static_cast<float>(route.group);

@@ -27,14 +27,12 @@ struct ZoomRoute {
     int32_t segments = 0;
     int32_t group = 1;
     int32_t slots = 0;                      // how many to choose
-    int32_t spare = 0;                      // how many more to name for prefetch
     uint32_t hysteresis_ppm = 2 * zoom_one; // factor on the gain of what was chosen at the previous position
     uint32_t resident_ppm = zoom_one;       // factor on the gain of `resident`
 };
 
 struct ZoomChoice {
     int32_t chosen = 0;
-    int32_t spare = 0;
     float mass = 0; // estimated share of attention that the chosen segments take, mean over the query heads
 };
 
@@ -42,8 +40,8 @@ struct ZoomChoice {
 size_t zoom_scratch_bytes(int32_t segments);
 
 // With Z_h = log(exp(device_lse_h) + the sum over all segments of exp(score_hs)), a segment's gain is the sum over heads of
-// exp(score_hs - Z_h) times its factors; the `slots` largest gains are chosen. `chosen` [slots] gets their ids, ascending; `spare` [spare]
-// the ids of the next best, in order of gain. Fewer where there are fewer candidates. O(segments) as a rule.
-ZoomChoice route_zoom(const ZoomRoute &route, int32_t *chosen, int32_t *spare, void *scratch);
+// exp(score_hs - Z_h) times its factors; the `slots` largest gains are chosen. `chosen` [slots] gets their ids, ascending; fewer where
+// there are fewer candidates. O(segments) as a rule.
+ZoomChoice route_zoom(const ZoomRoute &route, int32_t *chosen, void *scratch);
 
 } // namespace skerry

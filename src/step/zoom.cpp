@@ -505,7 +505,7 @@ uint32_t zoom_row(const ZoomCall &call, int32_t head, const LaneScratch &offsets
     route.slots = std::min(quota.fetch_windows, static_cast<int32_t>(p.windows_read(windows)));
     route.hysteresis_ppm = p.zoom_hysteresis_ppm;
     route.resident_ppm = p.refine_ppm;
-    const ZoomChoice choice = route_zoom(route, chosen, nullptr, base + offsets.selection);
+    const ZoomChoice choice = route_zoom(route, chosen, base + offsets.selection);
     fetch(cache, layer, call.seq, head, chosen, choice.chosen, call.serial, missing, counters);
     int32_t count = choice.chosen;
     if (p.miss == SKERRY_ZOOM_SKIP) {

@@ -309,9 +309,7 @@ public:
         device_.assign(heads, 8.0f);
         places_.assign(n, skerry::ZoomPlace::absent);
         slots_ = segments_ * 6 / 100;
-        spare_ = segments_ * 3 / 100;
         chosen_.resize(static_cast<size_t>(kv_heads * segments_));
-        spares_.resize(chosen_.size());
         for (int32_t s = 0; s < segments_; s += 16)
             previous_.push_back(s);
     }
@@ -340,8 +338,7 @@ public:
             route.segments = segments_;
             route.group = group;
             route.slots = slots_;
-            route.spare = spare_;
-            skerry::route_zoom(route, chosen_.data() + first, spares_.data() + first, own.get());
+            skerry::route_zoom(route, chosen_.data() + first, own.get());
         });
     }
 
@@ -370,13 +367,13 @@ private:
 
     const skerry_kernels &kernels_;
     const std::vector<skerry_epoch> &epochs_;
-    int32_t segments_, slots_ = 0, spare_ = 0;
+    int32_t segments_, slots_ = 0;
     size_t key_bytes_ = 0;
     skerry_route_params params_ = {};
     std::vector<uint8_t> keys_, counts_;
     std::vector<float> queries_, scores_, device_;
     std::vector<skerry::ZoomPlace> places_;
-    std::vector<int32_t> previous_, chosen_, spares_;
+    std::vector<int32_t> previous_, chosen_;
 };
 
 double median(std::vector<double> x) {

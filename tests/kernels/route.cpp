@@ -221,6 +221,41 @@ TEST_CASE("route: centroids at every level against float64, all dimensions and g
     }
 }
 
+TEST_CASE("route: rounding the queries of centroids shifts logits whose spread is 3 by less than 0.02") {
+    Keys keys(SKERRY_ROUTE_CENTROIDS, 128, 4, router_centroids, 1, 512, 77);
+    // Of the size that makes q . (vector - mean) scale have that spread: the coded vectors are 2 / balance wide.
+    for (size_t i = 0; i < keys.queries.size(); ++i)
+        keys.queries[i] *= 0.75f * keys.balance[i % 128];
+    for (const Level &level : levels()) {
+        if (!runs(level)) continue;
+        CAPTURE(level.name);
+        const std::vector<float> scores = keys.run(*cpu_kernels(level.features), 0, keys.segments, false);
+        double error = 0, sum = 0, square = 0;
+        int32_t count = 0;
+        for (int32_t h = 0; h < keys.params.group; ++h) {
+            for (int32_t s = 0; s < keys.segments; ++s) {
+                const double expected = keys.oracle(h, s);
+                if (expected == double(none)) continue;
+                const double apart = double(scores[static_cast<size_t>(h * keys.segments + s)]) - expected;
+                error += apart * apart;
+                ++count;
+            }
+        }
+        for (int32_t s = 0; s < keys.segments; ++s) {
+            double dot = 0;
+            for (size_t i = 0; i < 128; ++i)
+                dot += double(keys.queries[i]) * keys.vectors[static_cast<size_t>(s) * 512 + i];
+            sum += dot * double(keys.params.scale);
+            square += dot * dot * double(keys.params.scale) * double(keys.params.scale);
+        }
+        const double mean = sum / keys.segments, spread = std::sqrt(square / keys.segments - mean * mean);
+        CHECK(spread > 2.5);
+        CHECK(spread < 3.5);
+        CHECK(std::sqrt(error / count) < 0.02);
+        CHECK((level.features == 0 || error > 0));
+    }
+}
+
 TEST_CASE("route: projections at every level against float64, shared by the group or one set per query head") {
     uint64_t seed = 1000;
     for (const int32_t rank : {1, 3, 4, 8, 12, 15, 16, 17, 20, 24, 25, 29, 31, 32}) {
@@ -302,8 +337,8 @@ TEST_CASE("route: zero queries, zero keys and segments without vectors give no N
 }
 
 TEST_CASE("route: enormous logits stay numbers") {
-    for (const int32_t rank : {16, 32}) {
-        Keys keys(SKERRY_ROUTE_PROJECTED, rank, 2, 4, 1, 20, 7);
+    for (const int32_t rank : {16, 32, -128}) {
+        Keys keys(rank < 0 ? SKERRY_ROUTE_CENTROIDS : SKERRY_ROUTE_PROJECTED, std::abs(rank), 2, 4, 1, 20, 7);
         for (float &x : keys.queries)
             x *= 1e37f;
         for (const Level &level : levels()) {

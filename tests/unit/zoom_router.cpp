@@ -65,7 +65,7 @@ Clustering cluster(const std::vector<float> &keys, int32_t tokens, int32_t dim) 
 // ---- the choice, in float64 and without cleverness
 
 struct Chosen {
-    std::vector<int32_t> ids, spare;
+    std::vector<int32_t> ids;
     float mass;
 };
 
@@ -94,17 +94,14 @@ struct Problem {
         point();
         constexpr int32_t guard = -77;
         std::vector<int32_t> chosen(static_cast<size_t>(std::max(route.slots, 0)) + 1, guard);
-        std::vector<int32_t> spare(static_cast<size_t>(std::max(route.spare, 0)) + 1, guard);
         const size_t bytes = zoom_scratch_bytes(route.segments);
         REQUIRE(bytes % 8 == 0);
         std::vector<uint64_t> scratch(bytes / 8 + 1, 0x5555);
-        const ZoomChoice choice = route_zoom(route, chosen.data(), spare.data(), scratch.data());
+        const ZoomChoice choice = route_zoom(route, chosen.data(), scratch.data());
         REQUIRE(scratch.back() == 0x5555);
         REQUIRE(chosen.back() == guard);
-        REQUIRE(spare.back() == guard);
         chosen.resize(static_cast<size_t>(choice.chosen));
-        spare.resize(static_cast<size_t>(choice.spare));
-        return {chosen, spare, choice.mass};
+        return {chosen, choice.mass};
     }
 
     std::vector<double> gains() const {
@@ -351,7 +348,6 @@ TEST_CASE("zoom: the largest gains, against float64") {
             if (below(random, 9) == 0) problem.previous.push_back(s);
         }
         problem.route.slots = below(random, segments + 2);
-        problem.route.spare = below(random, 20);
         problem.route.resident_ppm = static_cast<uint32_t>(below(random, 1000001));
         const Chosen chosen = problem.run();
 
@@ -362,33 +358,21 @@ TEST_CASE("zoom: the largest gains, against float64") {
         }
         const size_t count = std::min(candidates.size(), static_cast<size_t>(problem.route.slots));
         REQUIRE(chosen.ids.size() == count);
-        REQUIRE(chosen.spare.size() == std::min(candidates.size() - count, static_cast<size_t>(problem.route.spare)));
         CHECK(std::is_sorted(chosen.ids.begin(), chosen.ids.end()));
-        std::vector<int32_t> all = chosen.ids;
-        all.insert(all.end(), chosen.spare.begin(), chosen.spare.end());
-        std::vector<int32_t> unique = all;
-        std::sort(unique.begin(), unique.end());
-        REQUIRE(std::adjacent_find(unique.begin(), unique.end()) == unique.end());
+        REQUIRE(std::adjacent_find(chosen.ids.begin(), chosen.ids.end()) == chosen.ids.end());
         double mass = 0;
         for (const int32_t s : chosen.ids)
             mass += gains[static_cast<size_t>(s)];
         CHECK(double(chosen.mass) == doctest::Approx(mass / group).epsilon(1e-4));
-        // Whoever was left out is not better than who was taken, but for rounding; the same along the spare ones.
+        // Whoever was left out is not better than who was taken, but for rounding.
         const auto worth = [&](int32_t s) { return gains[static_cast<size_t>(s)] * problem.factor(s); };
         double least = std::numeric_limits<double>::infinity();
-        for (const int32_t s : chosen.ids)
-            least = std::min(least, worth(s));
-        for (const int32_t s : chosen.spare) {
-            CHECK(worth(s) <= least * (1 + 1e-5) + 1e-30);
-            if (s != chosen.spare.front() || !chosen.ids.empty())
-                least = std::min(least, worth(s));
-            else
-                least = worth(s);
-        }
-        if (all.empty()) continue;
-        for (const int32_t s : candidates) {
+        for (const int32_t s : chosen.ids) {
             REQUIRE(problem.places[static_cast<size_t>(s)] != ZoomPlace::barred);
-            if (!std::binary_search(unique.begin(), unique.end(), s)) CHECK(worth(s) <= least * (1 + 1e-5) + 1e-30);
+            least = std::min(least, worth(s));
+        }
+        for (const int32_t s : candidates) {
+            if (!std::binary_search(chosen.ids.begin(), chosen.ids.end(), s)) CHECK(worth(s) <= least * (1 + 1e-5) + 1e-30);
         }
     }
 }
@@ -398,10 +382,8 @@ TEST_CASE("zoom: ties go to the lower id") {
         Problem problem(2, segments);
         std::fill(problem.scores.begin(), problem.scores.end(), 1.5f);
         problem.route.slots = 3;
-        problem.route.spare = 2;
         const Chosen chosen = problem.run();
         CHECK(chosen.ids == std::vector<int32_t>{0, 1, 2});
-        CHECK(chosen.spare == std::vector<int32_t>{3, 4});
         CHECK(chosen.mass == doctest::Approx(3.0 / segments));
     }
     // Nothing has mass: still the lower ids, and no NaN.
@@ -411,6 +393,31 @@ TEST_CASE("zoom: ties go to the lower id") {
     const Chosen chosen = empty.run();
     CHECK(chosen.ids == std::vector<int32_t>{0, 1});
     CHECK(chosen.mass == 0.0f);
+}
+
+TEST_CASE("zoom: of those as good as the last one the lower ids, wherever the last one stands") {
+    // Three levels; the lowest lies more than 32 powers of two below the first.
+    Random random(12);
+    for (int round = 0; round < 50; ++round) {
+        Problem problem(1, 700);
+        std::vector<int32_t> order[3];
+        for (int32_t s = 0; s < 700; ++s) {
+            const int32_t level = below(random, 3);
+            problem.scores[static_cast<size_t>(s)] = level == 0 ? 5.0f : level == 1 ? 4.9f : -40.0f;
+            problem.places[static_cast<size_t>(s)] = below(random, 5) == 0 ? ZoomPlace::barred : ZoomPlace::absent;
+            if (problem.places[static_cast<size_t>(s)] != ZoomPlace::barred) order[level].push_back(s);
+        }
+        std::vector<int32_t> best;
+        for (const std::vector<int32_t> &level : order)
+            best.insert(best.end(), level.begin(), level.end());
+        const size_t first = order[0].size(), second = first + order[1].size();
+        for (const size_t slots : {size_t(1), first, first + 7, second + 9, best.size() - 1}) {
+            std::vector<int32_t> expected(best.begin(), best.begin() + static_cast<ptrdiff_t>(slots));
+            std::sort(expected.begin(), expected.end());
+            problem.route.slots = static_cast<int32_t>(slots);
+            CHECK(problem.run().ids == expected);
+        }
+    }
 }
 
 TEST_CASE("zoom: what was chosen before stays until another is twice as good") {
@@ -443,10 +450,8 @@ TEST_CASE("zoom: a resident segment competes with the part that a fetch adds") {
     CHECK(problem.run().ids == std::vector<int32_t>{1});
     problem.route.resident_ppm = 0;
     problem.route.slots = 3;
-    problem.route.spare = 3;
     const Chosen chosen = problem.run();
     CHECK(chosen.ids == std::vector<int32_t>{0, 1, 2});
-    CHECK(chosen.spare.empty());
     CHECK(chosen.mass == doctest::Approx(1.0));
 }
 
@@ -470,11 +475,9 @@ TEST_CASE("zoom: barred segments take part in the mass only; no slots, nothing c
     CHECK(chosen.ids == std::vector<int32_t>{1});
     CHECK(chosen.mass == doctest::Approx(std::exp(1.0) / (std::exp(9.0) + std::exp(1.0) + 1)));
     problem.route.slots = 0;
-    problem.route.spare = 1;
-    const Chosen spare = problem.run();
-    CHECK(spare.ids.empty());
-    CHECK(spare.spare == std::vector<int32_t>{1});
-    CHECK(spare.mass == 0.0f);
+    const Chosen none_chosen = problem.run();
+    CHECK(none_chosen.ids.empty());
+    CHECK(none_chosen.mass == 0.0f);
     Problem nothing(1, 0);
     nothing.route.slots = 4;
     CHECK(nothing.run().ids.empty());

@@ -11,91 +11,112 @@ namespace {
 
 typedef __m256i Lines;
 
-constexpr int lines_at_once = 2;
-constexpr int heads_at_once = 4;
+constexpr int register_segments = 2;
 
 Lines no_lines() { return _mm256_setzero_si256(); }
+Lines all_lines(int32_t x) { return _mm256_set1_epi32(x); }
 Lines add_lines(Lines a, Lines b) { return _mm256_add_epi32(a, b); }
 
-Lines load_lines(const uint8_t *at, int lines) {
-    if (lines >= lines_at_once) return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
-    return _mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(at)));
+Lines load_lines(const uint8_t *const *key, ptrdiff_t at) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i *>(key[0] + at));
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_loadu_si128(reinterpret_cast<const __m128i *>(key[4] + at)), 1);
 }
 
 Lines lowest_field(Lines codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(3)); }
 Lines next_field(Lines codes) { return _mm256_srli_epi32(codes, 2); }
 
-Lines load_query(const int8_t *at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)); }
+Lines load_query(const void *at) {
+    int32_t four;
+    std::memcpy(&four, at, 4);
+    return _mm256_set1_epi32(four);
+}
 
-// A pair of products reaches 2 * 3 * 127, so a step of four fields 3,048 of the 32,767 of a 16-bit sum.
-constexpr int steps_before_widening = 8;
+// A pair of products reaches 2 * 3 * 127, so a line of four fields 3,048 of the 32,767 of a 16-bit sum.
+constexpr int lines_before_widening = 10;
 void add_dots(Lines &sum, Lines unsigned_bytes, Lines signed_bytes) {
     // From intrinsics g++ 12 makes all products before it adds any, and spills the sums.
     Lines product;
     __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(product) : "x"(unsigned_bytes), "x"(signed_bytes));
 }
-Lines widen(Lines sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+Lines twice(Lines sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(2)); }
 
-void store_dots(const Lines (&x)[lines_at_once], float *dots) {
-    const Lines all = _mm256_add_epi32(_mm256_permute2x128_si256(x[0], x[1], 0x20), _mm256_permute2x128_si256(x[0], x[1], 0x31));
-    _mm256_storeu_ps(dots, _mm256_cvtepi32_ps(all));
+Lines load_sums(const int32_t *at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)); }
+void store_sums(int32_t *at, Lines x) { _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), x); }
+
+Lines up_words(Lines x, int bits) { return _mm256_slli_epi16(x, bits); }
+Lines down_words(Lines x, int bits) { return _mm256_srai_epi16(x, bits); }
+Lines word_dots(Lines x, Lines y) { return _mm256_madd_epi16(x, y); }
+
+typedef __m256 Row;
+
+constexpr int row_segments = 8;
+
+Row load_row(const float *at) { return _mm256_loadu_ps(at); }
+void store_row(float *at, Row x) { _mm256_storeu_ps(at, x); }
+Row all_row(float x) { return _mm256_set1_ps(x); }
+Row max_rows(Row x, Row y) { return _mm256_max_ps(x, y); }
+Row fma_rows(Row x, Row y, Row z) { return _mm256_fmadd_ps(x, y, z); }
+
+// Eight segments from `row` on, of which a register holds k and 4 + k.
+void transpose_sums(const int32_t *sums, int row, Row (&out)[4]) {
+    Lines pair[4];
+    for (int k = 0; k < 4; ++k)
+        pair[k] = load_sums(sums + 4 * row + 8 * k);
+    const Lines ab_low = _mm256_unpacklo_epi32(pair[0], pair[1]), ab_high = _mm256_unpackhi_epi32(pair[0], pair[1]);
+    const Lines cd_low = _mm256_unpacklo_epi32(pair[2], pair[3]), cd_high = _mm256_unpackhi_epi32(pair[2], pair[3]);
+    out[0] = _mm256_cvtepi32_ps(_mm256_unpacklo_epi64(ab_low, cd_low));
+    out[1] = _mm256_cvtepi32_ps(_mm256_unpackhi_epi64(ab_low, cd_low));
+    out[2] = _mm256_cvtepi32_ps(_mm256_unpacklo_epi64(ab_high, cd_high));
+    out[3] = _mm256_cvtepi32_ps(_mm256_unpackhi_epi64(ab_high, cd_high));
 }
 
-// Eight segments: lane 4 i + k of an unpacked vector is segment 2 k + i.
-void transpose_half(const float *rows, __m256 *out) {
-    const __m256 a = _mm256_loadu_ps(rows), b = _mm256_loadu_ps(rows + 8), c = _mm256_loadu_ps(rows + 16), d = _mm256_loadu_ps(rows + 24);
-    const __m256d ab_low = _mm256_castps_pd(_mm256_unpacklo_ps(a, b)), ab_high = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
-    const __m256d cd_low = _mm256_castps_pd(_mm256_unpacklo_ps(c, d)), cd_high = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    out[0] = _mm256_permutevar8x32_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_low, cd_low)), order);
-    out[1] = _mm256_permutevar8x32_ps(_mm256_castpd_ps(_mm256_unpackhi_pd(ab_low, cd_low)), order);
-    out[2] = _mm256_permutevar8x32_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_high, cd_high)), order);
-    out[3] = _mm256_permutevar8x32_ps(_mm256_castpd_ps(_mm256_unpackhi_pd(ab_high, cd_high)), order);
+__m256 eight_counts(const uint8_t *at, int c) {
+    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(words, 8 * c), _mm256_set1_epi32(0xff)));
 }
+Vec load_counts(const uint8_t *at, int c) { return {eight_counts(at, c), eight_counts(at + 32, c)}; }
 
-void transpose(const float *rows, Vec (&out)[4]) {
-    __m256 low[4], high[4];
-    transpose_half(rows, low);
-    transpose_half(rows + 32, high);
-    for (int i = 0; i < 4; ++i)
-        out[i] = {low[i], high[i]};
-}
+Vec from_halves(__m128i low, __m128i high) { return {_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)}; }
 
-__m256 load_eight_bytes(const uint8_t *at) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(at))));
-}
-Vec load_bytes(const uint8_t *at) { return {load_eight_bytes(at), load_eight_bytes(at + 8)}; }
-
-// x = m 2^n, m in [0.75, 1.5); log m = 2 artanh((m - 1) / (m + 1)), whose series leaves 4e-9 beyond the last term.
-__m256 log_half(__m256 x) {
+// x = m 2^n, m in [0.75, 1.5); log2 m = 2 log2(e) artanh((m - 1) / (m + 1)), whose series leaves 1.6e-7 beyond the last term.
+__m256 log2_half(__m256 x) {
     const __m256i bits = _mm256_castps_si256(x), above = _mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f400000));
     const __m256i exponent = _mm256_srai_epi32(above, 23);
     const __m256 m = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23)));
     const __m256 one = _mm256_set1_ps(1.0f), s = _mm256_div_ps(_mm256_sub_ps(m, one), _mm256_add_ps(m, one)), square = _mm256_mul_ps(s, s);
-    __m256 p = _mm256_set1_ps(2.0f / 9.0f);
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(2.0f / 7.0f));
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(2.0f / 5.0f));
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(2.0f / 3.0f));
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(2.0f));
-    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(exponent), _mm256_set1_ps(0x1.62e430p-1f), _mm256_mul_ps(p, s));
+    __m256 p = _mm256_set1_ps(0x1.a61762p-2f); // 2 / (7 ln 2), and so on
+    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(0x1.2776c6p-1f));
+    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(0x1.ec709ep-1f));
+    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(0x1.715476p+1f));
+    return _mm256_fmadd_ps(p, s, _mm256_cvtepi32_ps(exponent));
 }
 
-// exp for x <= 0, held at -87: what weighs 1e-38 of the largest counts for nothing. One constant for ln 2 leaves 2e-8 per power of two.
-__m256 exp_half(__m256 x) {
-    const __m256 held = _mm256_max_ps(x, _mm256_set1_ps(-87.0f)), to_whole = _mm256_set1_ps(0x1.8p23f);
-    const __m256 shifted = _mm256_fmadd_ps(held, _mm256_set1_ps(0x1.715476p+0f), to_whole);
-    const __m256 r = _mm256_fnmadd_ps(_mm256_sub_ps(shifted, to_whole), _mm256_set1_ps(0x1.62e430p-1f), held);
-    __m256 p = _mm256_set1_ps(1.0f / 120.0f); // Taylor series: |r| <= ln 2 / 2 leaves 3e-6
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23); // the low bits of `shifted` are the power
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), power));
+// 2^x for x <= 0, held at -125: what weighs 2e-38 of the largest counts for nothing. The polynomial has the least largest error that one
+// of degree 4 with p(0) = 1 has, 2.9e-6 of the value.
+void exp2_rows(Row (&x)[4]) {
+    const Row to_whole = all_row(0x1.8p23f);
+    Row shifted[4], p[4];
+    for (int i = 0; i < 4; ++i)
+        x[i] = max_rows(x[i], all_row(-125.0f));
+    for (int i = 0; i < 4; ++i)
+        shifted[i] = x[i] + to_whole;
+    for (int i = 0; i < 4; ++i)
+        x[i] = x[i] - (shifted[i] - to_whole);
+    for (int i = 0; i < 4; ++i)
+        p[i] = fma_rows(all_row(0x1.3a02ccp-7f), x[i], all_row(0x1.c9fc46p-5f));
+    for (int i = 0; i < 4; ++i)
+        p[i] = fma_rows(p[i], x[i], all_row(0x1.ec0378p-3f));
+    for (int i = 0; i < 4; ++i)
+        p[i] = fma_rows(p[i], x[i], all_row(0x1.62e12cp-1f));
+    for (int i = 0; i < 4; ++i)
+        p[i] = fma_rows(p[i], x[i], all_row(1.0f));
+    for (int i = 0; i < 4; ++i) {
+        const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(shifted[i]), 23); // the low bits of `shifted` are the power
+        x[i] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p[i]), power));
+    }
 }
-Vec exp_of(Vec x) { return {exp_half(x.a), exp_half(x.b)}; }
-Vec log_of(Vec x) { return {log_half(x.a), log_half(x.b)}; }
+
+Vec log2_of(Vec x) { return {log2_half(x.a), log2_half(x.b)}; }
 
 } // namespace
 

@@ -2,13 +2,20 @@
 #pragma once
 
 // Routing scores for 16-lane vectors; included after the header that defines Vec and after what one instruction set does its own way:
-//   lines_at_once: lines of 16 bytes (one word per centroid) of a register of codes; heads_at_once: 1 to 4, for whom registers hold sums
-//   Lines load_lines(const uint8_t *, int lines), lowest_field(Lines), next_field(Lines): two bits of every byte, and the rest
-//   Lines load_query(const int8_t *), no_lines(), add_lines(Lines, Lines) in 32 bits
-//   add_dots(Lines &, codes, query), Lines widen(Lines): sums of products, in 32 bits after at most steps_before_widening registers
-//   store_dots(const Lines (&)[lines_at_once], float *): sums over the lines of as many segments, [segment][centroid]
-//   transpose(const float *, Vec (&)[4]): [16 segments][4] to four vectors of 16 segments
-//   Vec load_bytes(const uint8_t *), exp_of(Vec) of x <= 0, log_of(Vec) of numbers from 1 to 2^20
+//   register_segments: 2 or 4, segments of a register of codes. Register r holds one line of 16 bytes (one word per centroid) of each of
+//   the segments first_of(r), 4 further, and so on: so transpositions leave segments in order without crossing lanes
+//   Lines load_lines(const uint8_t *const *key, ptrdiff_t at): of key[0], key[4] ...; lowest_field(Lines), next_field(Lines): two bits of
+//   every byte, and the rest
+//   Lines load_query(const void *): four bytes, for every word; no_lines(), all_lines(int32_t), add_lines(Lines, Lines) in 32 bits
+//   add_dots(Lines &, codes, query), Lines twice(Lines): sums of products, twice these in 32 bits after at most lines_before_widening lines
+//   load_sums(const int32_t *), store_sums(int32_t *, Lines)
+//   up_words(Lines, int bits), down_words(Lines, int bits): shifts of 16-bit numbers, the second with their sign; word_dots(Lines, Lines):
+//   products of such, added in pairs
+//   Row: one register of f32, row_segments of them; load_row, store_row, all_row(float), max_rows, fma_rows. Four vectors of 16 segments as
+//   registers, with the constants of an exponential, are more than there are of 256 bits
+//   transpose_sums(const int32_t *, int row, Row (&)[4]): sums of a block to its row of each vector
+//   exp2_rows(Row (&)[4]) of x <= 0, step by step for all four; Vec log2_of(Vec) of numbers from 1 to 2^20
+//   Vec load_counts(const uint8_t *, int c): byte c of 16 words; from_halves(__m128i, __m128i) of f16
 // Static throughout, for the reason given there.
 //
 // Segments go in blocks of 16, lanes are segments. No lane looks at another one, so a score does not depend on where a list was cut.
@@ -26,11 +33,15 @@ namespace {
 constexpr int block_segments = 16, slots = 4; // room for router_centroids vectors
 constexpr int block_slots = block_segments * slots;
 constexpr float highest = 0x1.fffffep+127f;
+constexpr float log2_e = 0x1.715476p+0f, ln_2 = 0x1.62e430p-1f;
 
 struct Block {
+    alignas(64) float tokens[slots][block_segments];
+    alignas(64) float absent[slots][block_segments]; // -inf where there is no vector, else 0
+    alignas(64) float scales[slots][block_segments];
     const uint8_t *key[block_segments]; // those that are not there repeat the last one
+    const uint8_t *ahead;               // keys of the block after the next, for prefetches: all at once would hold up loads
     int count;
-    Vec tokens[slots];
 };
 
 struct RouteWork {
@@ -46,35 +57,48 @@ void fill_block(Block &block, const RouteWork &w, int32_t first, size_t key_byte
         const int32_t s = first + (i < block.count ? i : block.count - 1);
         block.key[i] = w.task->keys + static_cast<size_t>(s) * key_bytes;
     }
-    uint8_t tokens[block_slots] = {};
-    const uint8_t *const counts = w.task->counts + static_cast<ptrdiff_t>(first) * vectors;
-    if (vectors == slots && block.count == block_segments) {
-        std::memcpy(tokens, counts, sizeof tokens);
-    } else {
+    const bool is_last = w.task->segments - first < 3 * block_segments;
+    block.ahead = block.key[0] + (is_last ? 0 : 2 * block_segments * key_bytes);
+    const uint8_t *counts = w.task->counts + static_cast<ptrdiff_t>(first) * vectors;
+    uint8_t padded[block_slots] = {};
+    if (vectors != slots || block.count != block_segments) {
         for (int i = 0; i < block.count; ++i)
-            std::memcpy(tokens + slots * i, counts + vectors * i, static_cast<size_t>(vectors));
+            std::memcpy(padded + slots * i, counts + vectors * i, static_cast<size_t>(vectors));
+        counts = padded;
     }
-    float lanes[block_slots];
-    for (int i = 0; i < slots; ++i)
-        v_store(lanes + 16 * i, load_bytes(tokens + 16 * i));
-    transpose(lanes, block.tokens);
+    for (int c = 0; c < slots; ++c) {
+        const Vec tokens = load_counts(counts, c);
+        v_store(block.tokens[c], tokens);
+        v_store(block.absent[c], v_below(tokens, v_set1(0.5f), v_set1(-__builtin_inff()), v_zero()));
+    }
 }
 
 // Scales of the vectors, `offset` bytes into each key.
-void load_vector_scales(const Block &block, ptrdiff_t offset, int vectors, Vec (&scales)[slots]) {
-    uint16_t halves[block_slots];
-    if (vectors == slots) {
-        for (int i = 0; i < block_segments; ++i)
-            std::memcpy(halves + slots * i, block.key[i] + offset, 2 * slots);
-    } else {
-        std::memset(halves, 0, sizeof halves);
-        for (int i = 0; i < block_segments; ++i)
-            std::memcpy(halves + slots * i, block.key[i] + offset, 2 * static_cast<size_t>(vectors));
+void load_vector_scales(Block &block, ptrdiff_t offset, int vectors) {
+    __m128i of_four[slots][4]; // [vector][four segments], in the low half
+    for (int q = 0; q < 4; ++q) {
+        __m128i of_one[4];
+        for (int i = 0; i < 4; ++i) {
+            const uint8_t *const at = block.key[4 * q + i] + offset;
+            if (vectors == slots) {
+                of_one[i] = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(at));
+            } else {
+                uint64_t halves = 0;
+                std::memcpy(&halves, at, 2 * static_cast<size_t>(vectors));
+                of_one[i] = _mm_cvtsi64_si128(static_cast<int64_t>(halves));
+            }
+        }
+        const __m128i low = _mm_unpacklo_epi16(of_one[0], of_one[1]), high = _mm_unpacklo_epi16(of_one[2], of_one[3]);
+        const __m128i first = _mm_unpacklo_epi32(low, high), second = _mm_unpackhi_epi32(low, high);
+        of_four[0][q] = first;
+        of_four[1][q] = _mm_unpackhi_epi64(first, first);
+        of_four[2][q] = second;
+        of_four[3][q] = _mm_unpackhi_epi64(second, second);
     }
-    float lanes[block_slots];
-    for (int i = 0; i < slots; ++i)
-        v_store(lanes + 16 * i, v_load_f16(halves + 16 * i));
-    transpose(lanes, scales);
+    for (int c = 0; c < slots; ++c) {
+        const __m128i *const four = of_four[c];
+        v_store(block.scales[c], from_halves(_mm_unpacklo_epi64(four[0], four[1]), _mm_unpacklo_epi64(four[2], four[3])));
+    }
 }
 
 // What tanh by the exponential loses near 0 is 2^-24 of the cap: nothing to a score.
@@ -85,116 +109,149 @@ Vec softcapped(Vec x, float cap) {
     return v_below(y, v_zero(), v_sub(v_zero(), t), t);
 }
 
-// Scores of one query head from sums of products [16 segments][4].
-void finish_block(const RouteWork &w, const Block &block, int32_t first, int32_t head, const float *dots, const Vec (&scales)[slots]) {
-    const Vec none = v_set1(-__builtin_inff()), step = v_set1(w.queries.step[head]);
-    const Vec centre = v_set1(w.queries.centre[head]), mean = v_set1(w.queries.mean[head]);
-    Vec logit[slots], largest = none;
-    transpose(dots, logit);
-    for (int c = 0; c < slots; ++c) {
-        logit[c] = v_fma(v_mul(v_sub(logit[c], centre), scales[c]), step, mean);
-        if (w.params->softcap > 0) logit[c] = softcapped(logit[c], w.params->softcap);
-        // Finite, so that no difference of two is NaN.
-        logit[c] = v_max(v_min(logit[c], v_set1(highest)), v_set1(-highest));
-        logit[c] = v_below(block.tokens[c], v_set1(0.5f), none, logit[c]);
-        largest = v_max(largest, logit[c]);
+// Sixteen scores to be: largest + log2(sum).
+struct Parts {
+    alignas(64) float largest[block_segments], sum[block_segments];
+};
+
+// One query head's, from sums of products. Logarithms are to base 2; logits are finite (route_queries.cpp).
+template <bool has_cap>
+void add_up(const RouteWork &w, const Block &of_all, int32_t head, const int32_t *sums, Parts &parts) {
+    // Hides that the block is the same for all heads: g++ 12 would copy all of it to where it keeps what does not change.
+    const Block *hidden = &of_all;
+    __asm__("" : "+r"(hidden));
+    const Block &block = *hidden;
+    alignas(64) float capped[slots][block_segments];
+    const Row step = all_row(w.queries.step[head]);
+    if constexpr (has_cap) {
+        for (int at = 0; at < block_segments; at += row_segments) {
+            Row logit[slots];
+            transpose_sums(sums, at, logit);
+            for (int c = 0; c < slots; ++c)
+                store_row(capped[c] + at, fma_rows(logit[c] * step, load_row(block.scales[c] + at), all_row(w.queries.mean[head])));
+        }
+        for (int c = 0; c < slots; ++c)
+            v_store(capped[c], v_mul(softcapped(v_load(capped[c]), w.params->softcap), v_set1(log2_e)));
     }
-    const Vec held = v_max(largest, v_set1(-highest));
-    Vec sum = v_zero();
-    for (int c = 0; c < slots; ++c)
-        sum = v_fma(block.tokens[c], exp_of(v_sub(logit[c], held)), sum);
-    const Vec score = v_add(largest, log_of(v_max(sum, v_set1(1.0f))));
-    const float bias = w.task->bias != nullptr ? w.task->bias[head] : 0.0f;
-    v_store_n(w.task->scores + head * w.task->score_stride + first, v_add(score, v_set1(bias)), block.count);
+    for (int at = 0; at < block_segments; at += row_segments) {
+        Row logit[slots], term[slots];
+        if constexpr (!has_cap) transpose_sums(sums, at, logit);
+        for (int c = 0; c < slots; ++c) {
+            const Row absent = load_row(block.absent[c] + at);
+            if constexpr (has_cap) {
+                logit[c] = load_row(capped[c] + at) + absent;
+            } else {
+                logit[c] = fma_rows(logit[c] * step, load_row(block.scales[c] + at), absent); // scores get the mean, as all logits have it
+            }
+        }
+        const Row largest = max_rows(max_rows(logit[0], logit[1]), max_rows(logit[2], logit[3]));
+        const Row held = max_rows(largest, all_row(-highest));
+        for (int c = 0; c < slots; ++c)
+            logit[c] = logit[c] - held;
+        exp2_rows(logit);
+        for (int c = 0; c < slots; ++c)
+            term[c] = load_row(block.tokens[c] + at) * logit[c];
+        store_row(parts.largest + at, largest);
+        store_row(parts.sum + at, (term[0] + term[1]) + (term[2] + term[3]));
+    }
+}
+
+// Heads from `head` on. Apart from add_up: a logarithm is a long chain, and several of them overlap.
+void store_scores(const RouteWork &w, const Block &block, int32_t first, int32_t head, int32_t heads, const Parts *parts) {
+    for (int32_t h = 0; h < heads; ++h) {
+        const float bias = w.task->bias != nullptr ? w.task->bias[head + h] : 0.0f;
+        const Vec all = v_set1(w.params->softcap > 0 ? bias : w.queries.mean[head + h] + bias);
+        const Vec score = v_add(v_load(parts[h].largest), log2_of(v_max(v_load(parts[h].sum), v_set1(1.0f))));
+        v_store_n(w.task->scores + (head + h) * w.task->score_stride + first, v_fma(score, v_set1(ln_2), all), block.count);
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------- centroids
 
-constexpr ptrdiff_t chunk_bytes = 256; // of a query: four fields
+constexpr int block_registers = block_segments / register_segments, registers_at_once = 2;
+
+constexpr int first_of(int r) { return r % 4 + 8 * (r / 4); }
 
 // Takes the lowest field out of the codes.
 template <int heads>
-void add_field(Lines (&sum)[lines_at_once][heads], Lines (&codes)[lines_at_once], const int8_t *query, ptrdiff_t head_bytes) {
-    Lines bits[lines_at_once];
-    for (int s = 0; s < lines_at_once; ++s) {
-        bits[s] = lowest_field(codes[s]);
-        codes[s] = next_field(codes[s]);
+void add_field(Lines (&sum)[registers_at_once][heads], Lines (&codes)[registers_at_once], const int8_t *query) {
+    Lines bits[registers_at_once];
+    for (int r = 0; r < registers_at_once; ++r) {
+        bits[r] = lowest_field(codes[r]);
+        codes[r] = next_field(codes[r]);
     }
     for (int h = 0; h < heads; ++h) {
-        const Lines q = load_query(query + h * head_bytes);
-        for (int s = 0; s < lines_at_once; ++s)
-            add_dots(sum[s][h], bits[s], q);
+        const Lines q = load_query(query + 4 * h);
+        for (int r = 0; r < registers_at_once; ++r)
+            add_dots(sum[r][h], bits[r], q);
     }
 }
 
-// As many segments as a register has lines, for some heads. `dots`: [heads][16 segments][4].
+// Registers r and r + 1, for some heads. `sums`: [heads][block_slots].
 template <int heads>
-void centroid_dots(const RouteWork &w, const uint8_t *const *key, int32_t head, float *dots) {
-    constexpr int registers_of_chunk = 4 / lines_at_once;
-    const int lines = (w.params->dim + 15) / 16, steps = (lines + lines_at_once - 1) / lines_at_once;
-    const ptrdiff_t head_bytes = static_cast<ptrdiff_t>(w.queries.chunks) * chunk_bytes;
-    const int8_t *const queries = w.queries.bytes + head * head_bytes;
-    Lines total[lines_at_once][heads];
-    for (int s = 0; s < lines_at_once; ++s) {
-        for (int h = 0; h < heads; ++h)
-            total[s][h] = no_lines();
-    }
-    for (int begin = 0; begin < steps; begin += steps_before_widening) {
-        const int end = steps - begin < steps_before_widening ? steps : begin + steps_before_widening;
-        Lines sum[lines_at_once][heads];
-        for (int s = 0; s < lines_at_once; ++s) {
+void centroid_dots(const RouteWork &w, const Block &block, int r, int32_t head, int32_t *sums) {
+    const uint8_t *const *const key = block.key + first_of(r);
+    static_assert(first_of(1) == first_of(0) + 1);
+    const int lines = (w.params->dim + 15) / 16;
+    const int8_t *query = w.queries.bytes + head * w.queries.head_bytes;
+    constexpr int quarters = registers_at_once * register_segments / 4; // of a block
+    const size_t quarter_bytes = 4 * router_key_bytes(*w.params);
+    const uint8_t *const ahead = block.ahead + static_cast<size_t>(r / registers_at_once * quarters) * quarter_bytes;
+    for (int begin = 0; begin < lines; begin += lines_before_widening) {
+        const int end = lines - begin < lines_before_widening ? lines : begin + lines_before_widening;
+        Lines sum[registers_at_once][heads];
+        for (int i = 0; i < registers_at_once; ++i) {
             for (int h = 0; h < heads; ++h)
-                sum[s][h] = no_lines();
+                sum[i][h] = no_lines();
         }
-        for (int step = begin; step < end; ++step) {
-            const int line = step * lines_at_once, rest = lines - line;
-            const int8_t *const query = queries + step / registers_of_chunk * chunk_bytes + step % registers_of_chunk * 16 * lines_at_once;
-            Lines codes[lines_at_once];
-            for (int s = 0; s < lines_at_once; ++s)
-                codes[s] = load_lines(key[s] + 16 * line, rest);
+        for (int line = begin; line < end; ++line, query += 16 * heads) {
+            Lines codes[registers_at_once];
+            for (int i = 0; i < registers_at_once; ++i)
+                codes[i] = load_lines(key + i, 16 * line);
+            for (int i = 0; i < quarters; ++i)
+                __builtin_prefetch(ahead + static_cast<size_t>(i) * quarter_bytes + 64 * line);
             for (int j = 0; j < 4; ++j)
-                add_field<heads>(sum, codes, query + 64 * j, head_bytes);
+                add_field<heads>(sum, codes, query + 4 * heads * j);
         }
-        for (int s = 0; s < lines_at_once; ++s) {
-            for (int h = 0; h < heads; ++h)
-                total[s][h] = add_lines(total[s][h], widen(sum[s][h]));
+        for (int h = 0; h < heads; ++h) {
+            for (int i = 0; i < registers_at_once; ++i) {
+                int32_t *const at = sums + h * block_slots + slots * register_segments * (r + i);
+                store_sums(at, add_lines(begin == 0 ? all_lines(w.queries.centre[head + h]) : load_sums(at), twice(sum[i][h])));
+            }
         }
-    }
-    for (int h = 0; h < heads; ++h) {
-        Lines of_head[lines_at_once];
-        for (int s = 0; s < lines_at_once; ++s)
-            of_head[s] = total[s][h];
-        store_dots(of_head, dots + h * block_slots);
     }
 }
 
-template <int heads>
-void centroid_block(const RouteWork &w, const Block &block, int32_t first, int32_t head, const Vec (&scales)[slots]) {
-    float dots[heads * block_slots];
-    for (int s = 0; s < block_segments; s += lines_at_once)
-        centroid_dots<heads>(w, block.key + s, head, dots + slots * s);
+template <int heads, bool has_cap>
+void centroid_block(const RouteWork &w, const Block &block, int32_t first, int32_t head) {
+    alignas(64) int32_t sums[heads * block_slots];
+    for (int r = 0; r < block_registers; r += registers_at_once)
+        centroid_dots<heads>(w, block, r, head, sums);
+    Parts parts[heads];
     for (int h = 0; h < heads; ++h)
-        finish_block(w, block, first, head + h, dots + h * block_slots, scales);
+        add_up<has_cap>(w, block, head + h, sums + h * block_slots, parts[h]);
+    store_scores(w, block, first, head, heads, parts);
 }
 
+template <bool has_cap>
 void route_centroids(const RouteWork &w) {
     const size_t key_bytes = router_key_bytes(*w.params);
     const ptrdiff_t offset = static_cast<ptrdiff_t>(r_scale_offset(SKERRY_FORMAT_R2, SKERRY_SIDE_KEY, w.params->dim, slots));
     for (int32_t first = 0; first < w.task->segments; first += block_segments) {
         Block block;
         fill_block(block, w, first, key_bytes);
-        Vec scales[slots];
-        load_vector_scales(block, offset, slots, scales);
-        for (int32_t head = 0; head < w.params->group; head += heads_at_once) {
+        load_vector_scales(block, offset, slots);
+        for (int32_t head = 0; head < w.params->group; head += route_heads) {
             const int rest = w.params->group - head;
-            if (rest >= heads_at_once) {
-                centroid_block<heads_at_once>(w, block, first, head, scales);
+            static_assert(route_heads == 4);
+            if (rest >= 4) {
+                centroid_block<4, has_cap>(w, block, first, head);
             } else if (rest == 1) {
-                centroid_block<1>(w, block, first, head, scales);
+                centroid_block<1, has_cap>(w, block, first, head);
             } else if (rest == 2) {
-                centroid_block<2>(w, block, first, head, scales);
+                centroid_block<2, has_cap>(w, block, first, head);
             } else {
-                centroid_block<3>(w, block, first, head, scales);
+                centroid_block<3, has_cap>(w, block, first, head);
             }
         }
     }
@@ -202,91 +259,118 @@ void route_centroids(const RouteWork &w) {
 
 // ----------------------------------------------------------------------------------------------------------- projections
 
-// Lines of four components of the vectors, as 16-bit numbers. Ranks are short: registers of 256 bits serve every instruction set.
-template <int lines>
-struct ProjectedLines {
-    __m256i line[lines];
-};
+// Components lie in bytes or in halves of bytes, each a `fields`th of a word of 16 bits: shifted to its top and down again a field is a
+// number of 16 bits, and a product of two words adds up what one 32-bit lane has of a vector.
+template <int fields>
+Lines projected_field(Lines codes, int field) {
+    return fields == 2 ? down_words(field == 0 ? up_words(codes, 8) : codes, 8) : down_words(up_words(codes, 12 - 4 * field), 12);
+}
 
-// Four lines of bytes, or eight of which two share one line of words.
-template <int lines>
-ProjectedLines<lines> load_projected(const uint8_t *key, int stored, int vectors) {
-    uint8_t words[64] = {};
-    const uint8_t *at = key;
-    if (vectors != slots || stored != 4) {
-        for (int l = 0; l < stored; ++l)
-            std::memcpy(words + 16 * l, key + 4 * vectors * l, static_cast<size_t>(4 * vectors));
-        at = words;
-    }
-    ProjectedLines<lines> loaded;
-    for (int l = 0; l < 4; ++l) {
-        const __m128i line = _mm_loadu_si128(reinterpret_cast<const __m128i *>(at + 16 * l));
-        if constexpr (lines == 4) {
-            loaded.line[l] = _mm256_cvtepi8_epi16(line);
-        } else {
-            const __m128i low = _mm_set1_epi8(15), sign = _mm_set1_epi8(8);
-            const auto extended = [&](__m128i half) {
-                return _mm256_cvtepi8_epi16(_mm_sub_epi8(_mm_xor_si128(_mm_and_si128(half, low), sign), sign));
-            };
-            loaded.line[2 * l] = extended(line);
-            loaded.line[2 * l + 1] = extended(_mm_srli_epi16(line, 4));
+constexpr ptrdiff_t projected_lines = 4;
+
+// Register r for some heads. `keys`: of 16 segments, whole lines. `sums`: [heads][block_slots].
+template <int fields, int heads>
+void projected_dots(const RouteWork &w, const uint8_t *const *keys, int r, int32_t head, int32_t *sums) {
+    const int16_t *const queries = w.queries.words + head * router_rank_limit;
+    Lines sum[heads];
+    for (int h = 0; h < heads; ++h)
+        sum[h] = no_lines();
+    for (ptrdiff_t line = 0; line < projected_lines; ++line) {
+        const Lines codes = load_lines(keys + first_of(r), 16 * line);
+        Lines field[fields];
+        for (int j = 0; j < fields; ++j)
+            field[j] = projected_field<fields>(codes, j);
+        for (int h = 0; h < heads; ++h) {
+            for (int j = 0; j < fields; ++j)
+                sum[h] = add_lines(sum[h], word_dots(field[j], load_query(queries + h * router_rank_limit + 2 * (fields * line + j))));
         }
     }
-    return loaded;
+    for (int h = 0; h < heads; ++h)
+        store_sums(sums + h * block_slots + slots * register_segments * r, sum[h]);
 }
 
-// Halves of the sums of the four vectors: lane 2 c + i has components 2 i and 2 i + 1 of every line of vector c.
-template <int lines>
-__m256i projected_halves(const ProjectedLines<lines> &codes, const int16_t *query) {
-    __m256i sum = _mm256_setzero_si256();
-    for (int l = 0; l < lines; ++l) {
-        int64_t four;
-        std::memcpy(&four, query + 4 * l, 8);
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes.line[l], _mm256_set1_epi64x(four)));
+template <int fields, int heads, bool has_cap>
+void projected_block(const RouteWork &w, const Block &block, const uint8_t *const *keys, int32_t first, int32_t head) {
+    alignas(64) int32_t sums[heads * block_slots];
+    for (int r = 0; r < block_registers; ++r) {
+        constexpr int prefetches = 24 / block_registers; // keys of at most 72 bytes fill 19 lines of a block, and those of one set
+        for (int i = 0; i < prefetches; ++i)
+            __builtin_prefetch(block.ahead + 64 * (prefetches * r + i));
+        projected_dots<fields, heads>(w, keys, r, head, sums);
     }
-    return sum;
+    Parts parts[heads];
+    for (int h = 0; h < heads; ++h)
+        add_up<has_cap>(w, block, head + h, sums + h * block_slots, parts[h]);
+    store_scores(w, block, first, head, heads, parts);
 }
 
-template <int lines>
+// Where the lines of a set lie, each of four words and four of them: copies where there are fewer.
+struct WholeLines {
+    const uint8_t *key[block_segments];
+    uint8_t copy[block_segments][16 * projected_lines];
+};
+
+void find_lines(const RouteWork &w, const Block &block, ptrdiff_t offset, int fields, WholeLines &lines) {
+    const int components = 2 * fields, stored = (w.params->dim + components - 1) / components, vectors = w.params->vectors;
+    const bool is_whole = vectors == slots && stored == projected_lines;
+    for (int s = 0; s < block_segments; ++s) {
+        const uint8_t *const key = block.key[s] + offset;
+        lines.key[s] = is_whole ? key : lines.copy[s];
+        if (is_whole) continue;
+        std::memset(lines.copy[s], 0, sizeof lines.copy[s]);
+        for (int l = 0; l < stored; ++l)
+            std::memcpy(lines.copy[s] + 16 * l, key + 4 * vectors * l, static_cast<size_t>(4 * vectors));
+    }
+}
+
+template <int fields, bool has_cap>
 void route_projected(const RouteWork &w) {
     const skerry_route_params &params = *w.params;
-    const int vectors = params.vectors, components = lines == 4 ? 4 : 8, stored = (params.dim + components - 1) / components;
     const size_t key_bytes = router_key_bytes(params), set_bytes = key_bytes / static_cast<size_t>(params.sets);
-    const ptrdiff_t scale_offset = static_cast<ptrdiff_t>(projected_scale_offset(params.dim, vectors));
+    const ptrdiff_t scale_offset = static_cast<ptrdiff_t>(projected_scale_offset(params.dim, params.vectors));
     const int32_t heads_of_set = params.group / params.sets;
     for (int32_t first = 0; first < w.task->segments; first += block_segments) {
         Block block;
         fill_block(block, w, first, key_bytes);
         for (int32_t set = 0; set < params.sets; ++set) {
             const ptrdiff_t set_offset = static_cast<ptrdiff_t>(set_bytes) * set;
-            ProjectedLines<lines> codes[block_segments];
-            for (int s = 0; s < block_segments; ++s)
-                codes[s] = load_projected<lines>(block.key[s] + set_offset, stored, vectors);
-            Vec scales[slots];
-            load_vector_scales(block, set_offset + scale_offset, vectors, scales);
-            for (int32_t head = set * heads_of_set; head < (set + 1) * heads_of_set; ++head) {
-                const int16_t *const query = w.queries.words + head * router_rank_limit;
-                float dots[block_slots];
-                for (int s = 0; s < block_segments; s += 2) {
-                    // [a0 a1 b0 b1 a2 a3 b2 b3], a and b the two segments.
-                    const __m256i pair = _mm256_hadd_epi32(projected_halves(codes[s], query), projected_halves(codes[s + 1], query));
-                    _mm256_storeu_ps(dots + slots * s, _mm256_cvtepi32_ps(_mm256_permute4x64_epi64(pair, 0xd8)));
+            load_vector_scales(block, set_offset + scale_offset, params.vectors);
+            WholeLines lines;
+            find_lines(w, block, set_offset, fields, lines);
+            for (int32_t h = 0; h < heads_of_set; h += route_heads) {
+                const int32_t rest = heads_of_set - h, head = set * heads_of_set + h;
+                if (rest >= 4) {
+                    projected_block<fields, 4, has_cap>(w, block, lines.key, first, head);
+                } else if (rest == 1) {
+                    projected_block<fields, 1, has_cap>(w, block, lines.key, first, head);
+                } else if (rest == 2) {
+                    projected_block<fields, 2, has_cap>(w, block, lines.key, first, head);
+                } else {
+                    projected_block<fields, 3, has_cap>(w, block, lines.key, first, head);
                 }
-                finish_block(w, block, first, head, dots, scales);
             }
         }
+    }
+}
+
+template <bool has_cap>
+void route_form(const RouteWork &w) {
+    if (w.params->form == SKERRY_ROUTE_CENTROIDS) {
+        route_centroids<has_cap>(w);
+    } else if (w.params->dim <= router_byte_rank) {
+        route_projected<2, has_cap>(w);
+    } else {
+        route_projected<4, has_cap>(w);
     }
 }
 
 // Flattened, lest a copy of a shared inline function is left here for the linker to find.
 [[gnu::flatten]] void route_segments(const skerry_route_params *params, const skerry_route_task *task) {
     const RouteWork w = {params, task, skerry_cpu_route_queries(params, task)};
-    if (params->form == SKERRY_ROUTE_CENTROIDS) {
-        route_centroids(w);
-    } else if (params->dim <= router_byte_rank) {
-        route_projected<4>(w);
+    if (params->softcap > 0) {
+        route_form<true>(w);
     } else {
-        route_projected<8>(w);
+        route_form<false>(w);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "cpu/route.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -14,12 +15,12 @@ namespace skerry {
 namespace {
 
 constexpr float byte_top = 127.0f, word_top = 32767.0f;
-constexpr int32_t line_channels = 16, chunk_lines = 4, fields = 4, register_bytes = 64;
-constexpr int32_t chunk_bytes = fields * register_bytes;
+constexpr int32_t line_channels = 16, quad = 4;
+// Largest step and mean: times the largest sum of products and the largest scale of a vector they stay finite, whatever the query.
+constexpr float step_limit = 1e24f, mean_limit = 1e37f;
 
 struct Layout {
-    size_t bytes, words, step, centre, mean, row, whole, end;
-    int32_t chunks;
+    size_t bytes, words, step, centre, mean, row, whole, end, head_bytes;
 };
 
 Layout layout_of(const skerry_route_params &params) {
@@ -31,39 +32,62 @@ Layout layout_of(const skerry_route_params &params) {
         layout.end += round_up(bytes, place_bytes);
         return at;
     };
-    layout.chunks = (params.dim + line_channels * chunk_lines - 1) / (line_channels * chunk_lines);
-    layout.bytes = take(has_centroids ? group * static_cast<size_t>(layout.chunks) * chunk_bytes : 0);
+    layout.head_bytes = round_up(dim, line_channels);
+    layout.bytes = take(has_centroids ? group * layout.head_bytes : 0);
     layout.words = take(has_centroids ? 0 : group * router_rank_limit * sizeof(int16_t));
     layout.step = take(group * sizeof(float));
-    layout.centre = take(group * sizeof(float));
+    layout.centre = take(group * sizeof(int32_t));
     layout.mean = take(group * sizeof(float));
-    layout.row = take(dim * sizeof(float));
-    layout.whole = take(dim * sizeof(int32_t));
+    layout.row = take(layout.head_bytes * sizeof(float));
+    layout.whole = take(layout.head_bytes * sizeof(int32_t));
     return layout;
 }
 
+// The nearest whole number, ties to even, of |x| < 2^22. Conversions of the C library do not become vectors.
+int32_t nearest(float x) {
+    constexpr float to_whole = 0x1.8p23f;
+    return std::bit_cast<int32_t>(x + to_whole) - std::bit_cast<int32_t>(to_whole);
+}
+
+constexpr int32_t lanes = 8; // partial sums that do not wait for each other
+
 // Whole numbers of `row`; returns their step.
 float round_row(const float *row, int32_t dim, float top, int32_t *whole) {
-    float magnitude = 0;
-    for (int32_t i = 0; i < dim; ++i)
-        magnitude = std::max(magnitude, std::fabs(row[i]));
+    float largest[lanes] = {};
+    int32_t i = 0;
+    for (; i + lanes <= dim; i += lanes) {
+        for (int32_t l = 0; l < lanes; ++l) {
+            const float size = std::fabs(row[i + l]);
+            largest[l] = size > largest[l] ? size : largest[l];
+        }
+    }
+    for (int32_t l = 0; i < dim; ++i, ++l)
+        largest[l] = std::max(largest[l], std::fabs(row[i]));
+    const float magnitude = *std::max_element(largest, largest + lanes);
     const bool is_zero = !(magnitude > 0x1p-100f); // below, the inverse of the step would not be finite
     const float inverse = is_zero ? 0.0f : top / magnitude;
-    for (int32_t i = 0; i < dim; ++i)
-        whole[i] = static_cast<int32_t>(std::lrint(row[i] * inverse));
+    for (i = 0; i < dim; ++i)
+        whole[i] = nearest(row[i] * inverse);
+    // Rotated, finite numbers may be none any more: whatever they become, sums of them fit.
+    constexpr int32_t limit = static_cast<int32_t>(word_top);
+    for (i = 0; i < dim; ++i)
+        whole[i] = std::clamp(whole[i], -limit, limit);
     return is_zero ? 0.0f : magnitude / top;
 }
 
-void spread(const int32_t *whole, int32_t dim, int32_t chunks, int8_t *bytes) {
-    for (int32_t word = 0; word < chunks * chunk_lines * fields; ++word) {
-        const int32_t line = word / fields, field = word % fields, channel = line_channels * line + 4 * field;
-        int8_t four[4] = {};
-        for (int32_t b = 0; b < 4 && channel + b < dim; ++b)
-            four[b] = static_cast<int8_t>(whole[channel + b]);
-        int8_t *const to = bytes + line / chunk_lines * chunk_bytes + field * register_bytes + line % chunk_lines * 16;
-        for (int32_t c = 0; c < router_centroids; ++c)
-            std::memcpy(to + 4 * c, four, 4);
+float dot_of(const float *a, const float *b, int32_t dim) {
+    float part[lanes] = {};
+    int32_t i = 0;
+    for (; i + lanes <= dim; i += lanes) {
+        for (int32_t l = 0; l < lanes; ++l)
+            part[l] += a[i + l] * b[i + l];
     }
+    for (int32_t l = 0; i < dim; ++i, ++l)
+        part[l] += a[i] * b[i];
+    float sum = 0;
+    for (const float x : part)
+        sum += x;
+    return sum;
 }
 
 } // namespace
@@ -76,36 +100,46 @@ RouteQueries skerry_cpu_route_queries(const skerry_route_params *params, const s
     int8_t *const bytes = reinterpret_cast<int8_t *>(base + layout.bytes);
     int16_t *const words = reinterpret_cast<int16_t *>(base + layout.words);
     float *const step = reinterpret_cast<float *>(base + layout.step);
-    float *const centre = reinterpret_cast<float *>(base + layout.centre);
+    int32_t *const centre = reinterpret_cast<int32_t *>(base + layout.centre);
     float *const mean = reinterpret_cast<float *>(base + layout.mean);
     float *const row = reinterpret_cast<float *>(base + layout.row);
     int32_t *const whole = reinterpret_cast<int32_t *>(base + layout.whole);
-    const int32_t dim = params->dim;
+    const int32_t dim = params->dim, padded = static_cast<int32_t>(layout.head_bytes);
+    const float scale = params->softcap > 0 ? params->scale : params->scale * 0x1.715476p+0f; // log2 e
     for (int32_t h = 0; h < params->group; ++h) {
         const float *const query = task->queries + static_cast<ptrdiff_t>(h) * dim;
-        centre[h] = mean[h] = 0.0f;
+        centre[h] = 0;
+        mean[h] = 0.0f;
+        std::fill(whole + dim, whole + padded, 0);
         if (params->form == SKERRY_ROUTE_CENTROIDS) {
-            float dot = 0;
-            for (int32_t i = 0; i < dim; ++i) {
-                dot += query[i] * task->balance->mean[i];
+            mean[h] = std::clamp(dot_of(query, task->balance->mean, dim) * params->scale, -mean_limit, mean_limit);
+            for (int32_t i = 0; i < dim; ++i)
                 row[i] = query[i] / task->balance->balance[i];
-            }
-            mean[h] = dot * params->scale;
             rotate(row, dim);
             step[h] = round_row(row, dim, byte_top, whole);
             int32_t sum = 0;
             for (int32_t i = 0; i < dim; ++i)
                 sum += whole[i];
-            centre[h] = 1.5f * static_cast<float>(sum); // codes of two bits less 1.5 are levels
-            spread(whole, dim, layout.chunks, bytes + static_cast<ptrdiff_t>(h) * layout.chunks * chunk_bytes);
-            step[h] *= params->scale * task->balance->key_exponent_scale;
+            centre[h] = -3 * sum; // codes of two bits less 1.5 are levels
+            const int32_t first = h / route_heads * route_heads, heads = std::min(route_heads, params->group - first);
+            int8_t *const to = bytes + static_cast<ptrdiff_t>(first) * padded + quad * (h - first);
+            for (int32_t i = 0; i < padded; ++i)
+                to[i / quad * quad * heads + i % quad] = static_cast<int8_t>(whole[i]);
+            step[h] *= 0.5f * scale * task->balance->key_exponent_scale;
         } else {
-            step[h] = round_row(query, dim, word_top, whole) * params->scale;
-            for (int32_t i = 0; i < router_rank_limit; ++i)
-                words[h * router_rank_limit + i] = static_cast<int16_t>(i < dim ? whole[i] : 0);
+            step[h] = round_row(query, dim, word_top, whole) * scale;
+            // Field j of bytes b and b + 2 of a word of line l: of int8 b = j, of int4 the halves of byte j / 2.
+            const int32_t fields = dim > router_byte_rank ? 4 : 2;
+            for (int32_t i = 0; i < router_rank_limit; ++i) {
+                const int32_t line = i / (2 * fields), field = i / 2 % fields, second = i % 2 * 2;
+                const int32_t in_line = fields == 2 ? field + second : field / 2 + second + field % 2 * 4;
+                const int32_t component = 2 * fields * line + in_line;
+                words[h * router_rank_limit + i] = static_cast<int16_t>(component < dim ? whole[component] : 0);
+            }
         }
+        step[h] = std::min(step[h], step_limit);
     }
-    return {bytes, words, step, centre, mean, layout.chunks};
+    return {bytes, static_cast<ptrdiff_t>(layout.head_bytes), words, step, centre, mean};
 }
 
 } // namespace skerry
