@@ -167,7 +167,7 @@ typedef struct skerry_sekv_desc {
     uint32_t         fetch_ppm;         /* of the history's windows, read from the host per query and KV head; 120000 */
     uint32_t         refine_ppm;        /* worth of reading the detail of a window that the device holds in low bits, against one that it
                                            does not hold; 250000 */
-    uint32_t         hysteresis_ppm;    /* a window that was chosen at the position before counts this much more; 2000000 */
+    uint32_t         hysteresis_ppm;    /* a window that was chosen at the position before counts this much more; 1500000 */
     int32_t          keep_windows;      /* fetched windows per KV head that may stay on the device for the next query, out of the budget;
                                            0: none, what a layer reads is fetched anew each time */
     skerry_zoom_miss miss;

@@ -583,7 +583,7 @@ Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyCon
     if (const Status status = ppm(sekv.fetch_ppm, 120000, 1000000, 1, "sekv.fetch_ppm", &p->fetch_ppm); status < 0) return status;
     if (const Status status = ppm(sekv.refine_ppm, 250000, 1000000, 1, "sekv.refine_ppm", &p->refine_ppm); status < 0) return status;
     if (const Status status =
-            ppm(sekv.hysteresis_ppm, 2000000, 1000000000, 1000000, "sekv.hysteresis_ppm, at least 1000000,", &p->zoom_hysteresis_ppm);
+            ppm(sekv.hysteresis_ppm, 1500000, 1000000000, 1000000, "sekv.hysteresis_ppm, at least 1000000,", &p->zoom_hysteresis_ppm);
         status < 0)
         return status;
     p->keep_windows = sekv.keep_windows;

@@ -41,7 +41,7 @@ struct PolicyConfig {
     skerry_format detail_format = SKERRY_FORMAT_R4;
     uint32_t fetch_ppm = 120000;
     uint32_t refine_ppm = 250000;
-    uint32_t zoom_hysteresis_ppm = 2000000;
+    uint32_t zoom_hysteresis_ppm = 1500000;
     int32_t keep_windows = 0;
     skerry_zoom_miss miss = SKERRY_ZOOM_WAIT;
     bool residents = true;

@@ -229,6 +229,53 @@ void drop_dead_epochs(Sequence *seq, const LayerGeometry &layer, Lane *lane) {
     lane->epochs = kept;
 }
 
+// What an epoch, or a lane's router keys, are frozen from: the keys and values from `from` to before `end` that the lane holds, and the
+// queries seen so far.
+EpochStatistics lane_statistics(const Event &event, const Lane &lane, int64_t from, int64_t end, LaneEvent *e) {
+    const PolicyConfig &p = event.cache->policy();
+    const LayerGeometry &layer = *event.layer;
+    Sequence *seq = event.seq;
+    const size_t dim = static_cast<size_t>(layer.key_dim);
+    double *mean = e->statistics;
+    double *variance = mean + dim;
+    double *query_square = variance + dim;
+    std::fill(mean, mean + dim, 0.0);
+    std::fill(variance, variance + dim, 0.0);
+    float largest_key = 0;
+    float largest_value = 0;
+    int64_t count = 0;
+    const skerry_tile *tiles = seq->tiles(lane);
+    float *keys = e->rows;
+    float *values = keys + static_cast<size_t>(coding_tokens(p)) * dim;
+    const CodeScratch scratch{e->balance, e->balance + layer.key_dim, e->code};
+    for (uint32_t t = 0; t < lane.tiles; ++t) {
+        const skerry_tile &tile = tiles[t];
+        if (tile.first + tile.count <= from || tile.first >= end) continue;
+        decode_tile(event.cache, seq, event.index, lane, tile, keys, values, scratch);
+        for (int32_t k = 0; k < tile.count; ++k) {
+            if (tile.first + k < from || tile.first + k >= end) continue;
+            ++count;
+            for (size_t c = 0; c < dim; ++c) {
+                const float key = keys[static_cast<size_t>(k) * dim + c];
+                const double delta = static_cast<double>(key) - mean[c];
+                mean[c] += delta / static_cast<double>(count);
+                variance[c] += delta * (static_cast<double>(key) - mean[c]);
+                largest_key = std::max(largest_key, key < 0 ? -key : key);
+            }
+            for (int32_t c = 0; c < layer.value_dim; ++c) {
+                const float value = values[k * layer.value_dim + c];
+                largest_value = std::max(largest_value, value < 0 ? -value : value);
+            }
+        }
+    }
+    for (size_t c = 0; c < dim; ++c) {
+        variance[c] /= static_cast<double>(std::max<int64_t>(count, 1));
+        query_square[c] = static_cast<double>(seq->tables.query_squares[lane.query_offset + c]);
+    }
+    const bool queries = std::any_of(query_square, query_square + dim, [](double square) { return square > 0; });
+    return EpochStatistics{mean, variance, queries ? query_square : nullptr, largest_key, largest_value};
+}
+
 // Index of the epoch that a window belongs to; frozen now if it is its first window (decisions.md 2).
 uint16_t epoch_of(const Event &event, Lane *lane, int32_t window, LaneEvent *e) {
     const PolicyConfig &p = event.cache->policy();
@@ -251,51 +298,25 @@ uint16_t epoch_of(const Event &event, Lane *lane, int32_t window, LaneEvent *e) 
     const int64_t begin = p.sinks + static_cast<int64_t>(number) * limits::epoch_tokens;
     const int64_t end = std::min<int64_t>(event.length, begin + limits::epoch_tokens);
     const int64_t from = std::max<int64_t>(0, std::min<int64_t>(begin, end - limits::epoch_keys));
-    const size_t dim = static_cast<size_t>(layer.key_dim);
-    double *mean = e->statistics;
-    double *variance = mean + dim;
-    double *query_square = variance + dim;
-    std::fill(mean, mean + dim, 0.0);
-    std::fill(variance, variance + dim, 0.0);
-    float largest_key = 0;
-    float largest_value = 0;
-    int64_t count = 0;
-    const skerry_tile *tiles = seq->tiles(*lane);
-    float *keys = e->rows;
-    float *values = keys + static_cast<size_t>(coding_tokens(p)) * dim;
-    const CodeScratch scratch{e->balance, e->balance + layer.key_dim, e->code};
-    for (uint32_t t = 0; t < lane->tiles; ++t) {
-        const skerry_tile &tile = tiles[t];
-        if (tile.first + tile.count <= from || tile.first >= end) continue;
-        decode_tile(event.cache, seq, event.index, *lane, tile, keys, values, scratch);
-        for (int32_t k = 0; k < tile.count; ++k) {
-            if (tile.first + k < from || tile.first + k >= end) continue;
-            ++count;
-            for (size_t c = 0; c < dim; ++c) {
-                const float key = keys[static_cast<size_t>(k) * dim + c];
-                const double delta = static_cast<double>(key) - mean[c];
-                mean[c] += delta / static_cast<double>(count);
-                variance[c] += delta * (static_cast<double>(key) - mean[c]);
-                largest_key = std::max(largest_key, key < 0 ? -key : key);
-            }
-            for (int32_t c = 0; c < layer.value_dim; ++c) {
-                const float value = values[k * layer.value_dim + c];
-                largest_value = std::max(largest_value, value < 0 ? -value : value);
-            }
-        }
-    }
-    for (size_t c = 0; c < dim; ++c) {
-        variance[c] /= static_cast<double>(std::max<int64_t>(count, 1));
-        query_square[c] = static_cast<double>(seq->tables.query_squares[lane->query_offset + c]);
-    }
-    const bool queries = std::any_of(query_square, query_square + dim, [](double square) { return square > 0; });
-    const EpochStatistics statistics{mean, variance, queries ? query_square : nullptr, largest_key, largest_value};
+    const EpochStatistics statistics = lane_statistics(event, *lane, from, end, e);
     const EpochHead made{number, 0};
     uint8_t *place = table + lane->epochs * bytes;
     std::memset(place, 0, bytes);
     std::memcpy(place, &made, sizeof made);
     epoch_freeze(statistics, layer.key_dim, place + sizeof made);
     return static_cast<uint16_t>(lane->epochs++);
+}
+
+// The balance that all router keys of a lane share, from all that the lane holds when the first of them is made: where a prompt is
+// compacted at its end, from the whole prompt.
+void freeze_router_balance(const Event &event, int32_t lane, LaneEvent *e) {
+    const PolicyConfig &p = event.cache->policy();
+    ZoomTables &tables = *event.seq->zoom;
+    LaneZoom &zoom = tables.lane(lane);
+    if (zoom.frozen != 0 || p.router != nullptr) return;
+    epoch_freeze(lane_statistics(event, event.seq->lane(lane), p.sinks, event.length, e), event.layer->key_dim,
+                 tables.balance.data() + zoom.balance_offset);
+    zoom.frozen = 1;
 }
 
 uint32_t take_slot(skerry_cache *cache, Pool &pool, int32_t slot_class) {
@@ -423,6 +444,7 @@ void apply(const Event &event, int32_t head, LaneEvent *e) {
             }
             if (span.window != static_cast<int32_t>(zoom.windows)) return;
             find_epoch(span.window);
+            freeze_router_balance(event, layer.lane + head, e);
             window_rows(event, lane, span, e, keys, values);
             const DetailRows rows{keys, values, p.window, tiles[span.begin].first};
             zoom_detail(cache, seq, layer, layer.lane + head, e->epoch, rows, e->detail, &e->counters);
@@ -776,6 +798,7 @@ void apply_spans(const Event &event, int32_t head, LaneEvent *e) {
             continue;
         }
         e->epoch = epoch_of(event, &lane, static_cast<int32_t>((here.begin - p.sinks) / p.window), e);
+        freeze_router_balance(event, layer.lane + head, e);
         span_rows(event, lane, here, e, keys, values);
         const DetailRows rows{keys, values, here.rows(), here.begin};
         zoom_detail(cache, seq, layer, layer.lane + head, e->epoch, rows, e->detail, &e->counters);

@@ -596,10 +596,7 @@ void zoom_detail(skerry_cache *cache, Sequence *seq, const LayerGeometry &layer,
     const uint8_t *stored = seq->tables.epochs.data() + seq->lane(lane).epoch_offset + size_t{epoch} * bytes + sizeof(EpochHead);
     entry = detail_write(cache, layer, rows, stored, epoch, scratch, counters);
     if (entry.place == no_place) return;
-    if (zoom.frozen == 0 && p.router == nullptr) {
-        std::memcpy(tables.balance.data() + zoom.balance_offset, stored, bytes - sizeof(EpochHead));
-        zoom.frozen = 1;
-    }
+    zoom.host_units += detail_units(cache, layer, entry);
     zoom_key(cache, seq, layer, lane, window, rows, scratch);
 }
 
