@@ -12,6 +12,9 @@
 //      the eigenvectors, each times the root of its eigenvalue).
 // Where nearly all vectors are asked for, 3 works on G itself. Squares leave nothing of singular values below 2^-11 of the largest; if
 // those are asked for too, what is left of X is factorised in turn.
+//
+// On a given basis C, codes as they are stored, the token factors are T = X C^T (C C^T)^-1. Rows of C are near to orthogonal, being coded
+// singular vectors, so C C^T needs no pivots.
 
 #include "codec/layout.hpp"
 #include "codec/lowrank.hpp"
@@ -39,6 +42,8 @@ constexpr float component_noise = 0x1p-21f;
 // Cosines of pairs that Jacobi leaves alone, and those after which one sweep was the last: convergence is quadratic.
 constexpr float jacobi_square = 0x1p-42f;
 constexpr float jacobi_last_square = 0x1p-20f;
+// Norm of token factors on a given basis, in units of X's largest number, below which they are zeros.
+constexpr float least_component = 0x1p-60f;
 constexpr int jacobi_sweeps = 12;
 constexpr int deflations = 4;
 // The error reported is at least the one in f64.
@@ -527,6 +532,39 @@ struct CodeTarget {
     bool is_along; // codes of one component lie next to each other
 };
 
+// Where a basis lies, as CodeTarget has it.
+struct CodeSource {
+    const uint8_t *base;
+    size_t row_bytes;
+    bool is_along;
+};
+
+// The codes of one component as the numbers that they stand for, and zeros behind them.
+void load_component(skerry_format format, const CodeSource &from, int length, int component, float *row) {
+    const size_t k = static_cast<size_t>(component);
+    const int width = static_cast<int>(factor_pad(length));
+    for (int first = 0; first < width; first += factor_lanes) {
+        uint16_t half[factor_lanes] = {};
+        for (int i = 0; i < factor_lanes; ++i) {
+            const size_t at = static_cast<size_t>(first + i);
+            row[at] = 0;
+            if (first + i >= length) continue;
+            const uint8_t *const line = from.base + (from.is_along ? k : at) * from.row_bytes;
+            const size_t element = from.is_along ? at : k;
+            if (format == SKERRY_FORMAT_L32) {
+                std::memcpy(row + at, line + 4 * element, 4);
+            } else if (format == SKERRY_FORMAT_L16) {
+                std::memcpy(half + i, line + 2 * element, 2);
+            } else if (format == SKERRY_FORMAT_L8) {
+                row[at] = static_cast<float>(static_cast<int8_t>(line[element]));
+            } else {
+                row[at] = static_cast<float>(line[element / 2] >> (4 * (element % 2)) & 15) - l4_centre;
+            }
+        }
+        if (format == SKERRY_FORMAT_L16) v_store(row + first, v_load_f16(half));
+    }
+}
+
 void store_component(skerry_format format, const float *row, int length, int component, const CodeTarget &to) {
     const size_t k = static_cast<size_t>(component);
     for (int first = 0; first < length; first += factor_lanes) {
@@ -631,6 +669,53 @@ int drop_noise(FactorWork &w, int found) {
     return kept;
 }
 
+// Token factors of X on the basis of `part`, coded.
+[[gnu::flatten]] void project_on_basis(FactorWork &w, const skerry_factor_params &params, const uint8_t *part) {
+    const bool is_key = params.side == SKERRY_SIDE_KEY;
+    const int rank = params.basis_rank;
+    float *const channels = w.is_wide ? w.right : w.left, *const tokens = w.is_wide ? w.left : w.right;
+    const int token_stride = w.is_wide ? w.m_pad : w.q_pad;
+    const CodeSource from{part, l_row_bytes(params.format, is_key ? rank : w.d), !is_key};
+    for (int k = 0; k < rank; ++k)
+        load_component(params.format, from, w.d, k, channels + static_cast<ptrdiff_t>(w.d_pad) * k);
+
+    // C C^T = U^T U, then U^T Z = C X^T and U T = Z. A row of U that rounding leaves nothing of is a component that others make up for.
+    dot_rows(channels, rank, channels, rank, w.d_pad, w.d_pad, w.d_pad, w.gram, w.m_pad, w.folds, true);
+    const int width = static_cast<int>(factor_pad(rank));
+    float inverse[factor_tokens];
+    for (int k = 0; k < rank; ++k) {
+        float *const row = w.chosen + static_cast<ptrdiff_t>(w.m_pad) * k;
+        const float *const gram = w.gram + static_cast<ptrdiff_t>(w.m_pad) * k;
+        less_rows(gram, w.chosen + k, w.m_pad, k, w.chosen, w.m_pad, width, row);
+        const float pivot = row[k];
+        inverse[k] = pivot > gram_noise * gram[k] ? 1.0f / root(pivot) : 0.0f;
+        multiply_row(row, width, inverse[k]);
+    }
+    dot_rows(channels, rank, w.rows, w.n, w.d_pad, w.d_pad, w.d_pad, tokens, token_stride, w.folds, false);
+    for (int k = 0; k < rank; ++k) {
+        float *const row = tokens + static_cast<ptrdiff_t>(token_stride) * k;
+        less_rows(row, w.chosen + k, w.m_pad, k, tokens, token_stride, token_stride, row);
+        multiply_row(row, token_stride, inverse[k]);
+    }
+    for (int k = rank - 1; k >= 0; --k) {
+        float *const row = tokens + static_cast<ptrdiff_t>(token_stride) * k;
+        less_rows(row, w.chosen + static_cast<ptrdiff_t>(w.m_pad) * k + k + 1, 1, rank - 1 - k, row + token_stride, token_stride,
+                  token_stride, row);
+        multiply_row(row, token_stride, inverse[k]);
+    }
+    for (int k = 0; k < rank; ++k) {
+        float *const row = tokens + static_cast<ptrdiff_t>(token_stride) * k;
+        const float size = root(square_of(row, token_stride, w.folds));
+        w.scale[k] = 0;
+        if (size > least_component) {
+            multiply_row(row, token_stride, 1.0f / size);
+            w.scale[k] = size * code_row(params.format, row, w.n, w.folds);
+        } else {
+            std::memset(row, 0, static_cast<size_t>(token_stride) * sizeof(float));
+        }
+    }
+}
+
 void factorise_matrix(const skerry_factor_params &params, const float *rows, uint8_t *part, skerry_factor_result *result, void *scratch) {
     FactorWork w;
     factor_carve(w, params.dim, params.count, scratch);
@@ -638,10 +723,18 @@ void factorise_matrix(const skerry_factor_params &params, const float *rows, uin
     result->error = 0;
     int exponent = 0;
     if (!load_matrix(w, rows, &exponent)) return;
-    const int most = params.max_rank < w.m ? params.max_rank : w.m;
     float norm = 0;
     for (int t = 0; t < w.n; ++t)
         norm += square_of(w.rows + static_cast<ptrdiff_t>(t) * w.d_pad, w.d_pad, w.folds);
+    if (params.basis != nullptr) {
+        project_on_basis(w, params, static_cast<const uint8_t *>(params.basis));
+        const float error = coded_error(w, params.basis_rank);
+        store_part(w, params, params.basis_rank, factor_power_of_two(exponent), part);
+        result->rank = params.basis_rank;
+        result->error = root(error / norm) * error_margin;
+        return;
+    }
+    const int most = params.max_rank < w.m ? params.max_rank : w.m;
 
     const float bound = params.error_bound > 0 ? params.error_bound * params.error_bound * norm : 0;
     int found = factor_pass(w, w.rows, 0, most);

@@ -121,6 +121,10 @@ typedef struct skerry_factor_params {
     float         error_bound; /* largest relative error ||X - decoded|| / ||X|| in the Frobenius norm; 0: none, store max_rank */
     skerry_format format;      /* L format */
     skerry_side   side;
+    int32_t       basis_rank;  /* with a basis: its components, 1 to min(count, dim) */
+    uint32_t      reserved;
+    const void   *basis;       /* NULL, or an L part of the same format, side and dim: its basis is taken as it is and all of its components
+                                  are stored, with the token factors that come nearest to X; max_rank and error_bound are not used */
 } skerry_factor_params;
 
 /* plain. What was stored. */
@@ -200,8 +204,8 @@ typedef struct skerry_kernels {
     size_t (*route_scratch_bytes)(const skerry_route_params *params);
 
     /* rows [count][dim] f32, finite -> part of an L format, laid out for the rank that the result names; `part` has room for max_rank.
-     * With a bound: the smallest rank found to meet it. Stores the same bytes on every instruction set. scratch:
-     * factorise_scratch_bytes, 64-byte aligned. */
+     * With a bound: the smallest rank found to meet it. With a basis: the part begins with the bytes of that basis. Stores the same bytes
+     * on every instruction set. scratch: factorise_scratch_bytes, 64-byte aligned. */
     void (*factorise)(const skerry_factor_params *params, const float *rows, void *part, skerry_factor_result *result, void *scratch);
     size_t (*factorise_scratch_bytes)(int32_t dim, int32_t count);
 } skerry_kernels;

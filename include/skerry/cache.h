@@ -156,7 +156,18 @@ enum {
 
 enum {
     /* The device keeps no low-bit records: what is not zoomed in is absent. */
-    SKERRY_SEKV_NO_RESIDENTS = 1u << 0
+    SKERRY_SEKV_NO_RESIDENTS = 1u << 0,
+    /* Low-rank keys or values may be stored on the basis of the last low-rank detail of their KV head, where that keeps the bound and is
+     * the smallest. Needs detail_error. */
+    SKERRY_SEKV_SHARED_BASES = 1u << 1,
+
+    /* SKERRY_FIDELITY_PAPER alone: what the released code does, switched off one by one (docs/sekv.md). */
+    SKERRY_SEKV_ABSENT_ROWS  = 1u << 8,  /* rows of the resolution that a head did not choose are absent, not of weight 1e-6 */
+    SKERRY_SEKV_VALUE_GATES  = 1u << 9,  /* values are weighted by gates of their own singular values, not by those of the keys */
+    SKERRY_SEKV_GROUP_CHOICE = 1u << 10, /* under budget_entries a KV group chooses as one and stays within them, in place of heads that
+                                            choose alone and fail together */
+    SKERRY_SEKV_SECOND_ORDER = 1u << 11  /* summary rows know the spread of their keys per channel: q^T C q / (2 key_dim) is added to the
+                                            logit, C the diagonal of the span's weighted covariance */
 };
 
 /* desc. Options of SKERRY_POLICY_SEKV. Zero in a field chooses the default. */

@@ -41,8 +41,9 @@ typedef void (*skerry_task_fn)(void *task, int32_t index);
  * A host written in a language with exceptions has to catch its own before it returns. */
 typedef int32_t (*skerry_parallel_for_fn)(void *user, skerry_task_fn task_fn, void *task, int32_t count);
 
-/* Copies `bytes` from host detail to its slot on the device; when it returns, the bytes are there. Called on transfer threads, and on
- * the thread that called the library when a copy is waited for. */
+/* Copies `bytes` from host detail to its slot on the device; when it returns, the bytes are there. Detail on a shared basis comes in up to
+ * four pieces, a call each, of multiples of 4 bytes. Called on transfer threads, and on the thread that called the library when a copy is
+ * waited for. */
 typedef void (*skerry_transfer_fn)(void *user, void *to, const void *from, size_t bytes);
 
 #ifdef __cplusplus

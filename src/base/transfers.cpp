@@ -31,21 +31,26 @@ void Transfers::stop_threads() noexcept {
     threads_.clear();
 }
 
-void Transfers::copy(const void *from, void *to, size_t bytes) const noexcept {
-    if (copy_ != nullptr) {
-        copy_(user_, to, from, bytes);
-    } else {
-        std::memcpy(to, from, bytes);
+void Transfers::copy(const Pieces &from, void *to) const noexcept {
+    uint8_t *at = static_cast<uint8_t *>(to);
+    for (uint32_t i = 0; i < from.count; ++i) {
+        const Pieces::Piece &piece = from.piece[i];
+        if (copy_ != nullptr) {
+            copy_(user_, at, piece.from, piece.bytes);
+        } else {
+            std::memcpy(at, piece.from, piece.bytes);
+        }
+        at += piece.bytes;
     }
 }
 
-bool Transfers::submit(const void *from, void *to, size_t bytes, uint32_t *state) noexcept {
+bool Transfers::submit(const Pieces &from, void *to, uint32_t *state) noexcept {
     if (threads_.empty()) return false;
     {
         const Lock lock(mutex_);
         if (tail_ - head_ == queue_length) return false;
         const uint32_t index = static_cast<uint32_t>(tail_++ % queue_length);
-        jobs_[index] = Job{from, to, bytes, state};
+        jobs_[index] = Job{from, to, state};
         std::atomic_ref<uint32_t>(*state).store(queued + index, std::memory_order_relaxed);
     }
     work_.wake_one();
@@ -78,7 +83,7 @@ void Transfers::wait(uint32_t *state) noexcept {
         }
         shared.store(running, std::memory_order_relaxed);
     }
-    copy(job.from, job.to, job.bytes);
+    copy(job.from, job.to);
     const Lock lock(mutex_);
     shared.store(0, std::memory_order_release);
     done_.wake_all();
@@ -121,7 +126,7 @@ void Transfers::serve() noexcept {
         std::atomic_ref<uint32_t> shared(*job.state);
         shared.store(running, std::memory_order_relaxed);
         mutex_.unlock();
-        copy(job.from, job.to, job.bytes);
+        copy(job.from, job.to);
         mutex_.lock();
         shared.store(0, std::memory_order_release);
         done_.wake_all();

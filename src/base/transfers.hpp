@@ -15,6 +15,28 @@
 
 namespace skerry {
 
+// What one copy puts together: pieces, in order, without gaps at where they go. Detail is two sides, each of a basis and the rest.
+struct Pieces {
+    static constexpr uint32_t most = 4;
+    struct Piece {
+        const void *from;
+        size_t bytes;
+    };
+
+    Pieces() = default;
+    Pieces(const void *from, size_t bytes) { add(from, bytes); }
+    void add(const void *from, size_t bytes) { piece[count++] = Piece{from, bytes}; }
+    size_t bytes() const {
+        size_t sum = 0;
+        for (uint32_t i = 0; i < count; ++i)
+            sum += piece[i].bytes;
+        return sum;
+    }
+
+    Piece piece[most] = {};
+    uint32_t count = 0;
+};
+
 class Transfers {
 public:
     static constexpr uint32_t queue_length = 1024;
@@ -27,12 +49,12 @@ public:
 
     bool has_threads() const noexcept { return !threads_.empty(); }
 
-    // Copies on the calling thread.
-    void copy(const void *from, void *to, size_t bytes) const noexcept;
+    // Copies on the calling thread, one call of the function per piece.
+    void copy(const Pieces &from, void *to) const noexcept;
 
-    // Queues a copy. *state is 0 when the bytes are there, and must stay where it is until then. False, with nothing done: the queue is
+    // Queues a copy. *state is 0 when all pieces are there, and must stay where it is until then. False, with nothing done: the queue is
     // full, or there are no threads.
-    bool submit(const void *from, void *to, size_t bytes, uint32_t *state) noexcept;
+    bool submit(const Pieces &from, void *to, uint32_t *state) noexcept;
 
     static bool arrived(const uint32_t *state) noexcept;
     // Returns when the bytes are there; a copy that no thread has begun is made here.
@@ -44,9 +66,8 @@ public:
 
 private:
     struct Job {
-        const void *from;
+        Pieces from;
         void *to;
-        size_t bytes;
         uint32_t *state; // nullptr: taken back
     };
     // States of a copy: 0 there, 1 being made, 2 + i queued as job i.

@@ -608,6 +608,11 @@ Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyCon
 
 Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConfig *out, skerry_error *error) {
     skerry_policy_desc policy{};
+    if (p->sekv_paper()) return read_sekv_paper(policy, sekv, p, error);
+    if (sekv.budget_entries != 0 || sekv.reserved != 0)
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.budget_entries, 0, "sekv.budget_entries, which belongs to fidelity paper,");
+    constexpr uint32_t known = SKERRY_SEKV_NO_RESIDENTS | SKERRY_SEKV_SHARED_BASES;
+    if ((sekv.flags & ~known) != 0) return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, known, "sekv.flags");
     if (desc.policy != nullptr) {
         const Status status = read_struct(desc.policy, offsetof(skerry_policy_desc, sekv), &policy, sizeof policy, 1, "desc.policy", error);
         if (status < 0) return status;
@@ -641,6 +646,9 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     }
     p.sinks = tokens_or(policy.sink_tokens, paper ? 5 : 4);
     if (p.sinks < 0 || p.sinks > limits::max_sinks) {
+    p->shared_bases = (sekv.flags & SKERRY_SEKV_SHARED_BASES) != 0;
+    if (p->shared_bases && p->detail_error == 0)
+        return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, 0, "SKERRY_SEKV_SHARED_BASES without sekv.detail_error: sekv.flags");
         return bad(error, SKERRY_SUBJECT_SINKS, policy.sink_tokens, limits::max_sinks, "policy.sink_tokens");
     }
     p.recent = tokens_or(policy.recent_tokens, 32);

@@ -53,6 +53,9 @@ struct PolicyConfig {
     int32_t detail_rank = 16;
     float detail_error = 0;
 
+    bool shared_bases = false;
+    int32_t full_resolution_below = 4;        // sekv_paper: shorter spans stay as they are
+    int64_t budget_entries = INT64_MAX;       // sekv_paper: per query head
     bool zooms() const { return kind == SKERRY_POLICY_SEKV; }
     // Windows that one query reads out of so many.
     int64_t windows_read(int64_t windows) const {
@@ -154,7 +157,7 @@ inline constexpr uint64_t lane_zoom_bytes = 72;
 inline constexpr uint64_t slot_overhead_bytes = 2;
 // SEKV. On the device: a router key and its counts per window; two selections; what each slot holds. On the host: where the detail lies.
 inline constexpr uint64_t zoom_slot_state_bytes = 32;
-inline constexpr uint64_t host_entry_bytes = 12;
+inline constexpr uint64_t host_entry_bytes = 16;
 inline constexpr uint64_t host_unit_overhead_bytes = 2; // per 64 bytes: a reference count
 inline constexpr uint64_t host_extent_bytes = 8;        // per record, and once more: the list of what is free
 inline constexpr uint64_t span_bytes = 32;

@@ -23,6 +23,9 @@ struct HostEntry {
     uint8_t value_format = 0;
     uint8_t rows = 0; // tokens
     uint8_t reserved = 0;
+    // By side. L formats: how many entries before this one lies the one on whose basis it is stored; 0: it has its own. The one named has
+    // its own, and outlives this one: entries are cut off from the end.
+    uint16_t basis[2] = {0, 0};
 };
 static_assert(sizeof(HostEntry) == host_entry_bytes);
 
@@ -37,9 +40,10 @@ struct LaneZoom {
     uint32_t current = 0; // windows chosen at `position`, and at the query before it
     uint32_t previous = 0;
     uint32_t select_capacity = 0;
-    uint32_t frozen = 0;   // the router keys' balance is set
-    uint32_t borrowed = 0; // `current` is the choice of a layer that shares the cache, `previous` the source's own
-    uint32_t kept = 0;     // first of the cache's slots that are the lane's own
+    uint32_t host_units = 0; // of the arena that its entries name
+    uint32_t kept = 0;       // first of the cache's slots that are the lane's own
+    uint16_t frozen = 0;     // the router keys' balance is set
+    uint16_t borrowed = 0;   // `current` is the choice of a layer that shares the cache, `previous` the source's own
 };
 static_assert(sizeof(LaneZoom) == lane_zoom_bytes);
 

@@ -465,12 +465,24 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
         const LaneZoom &zoom = slot.seq->zoom->lane(slot.lane);
         if (slot.window >= static_cast<int32_t>(zoom.windows) || slot.seq->zoom->entries(zoom)[slot.window].slot != k)
             return broken(slot.lane, slot.window, static_cast<int64_t>(k), "a slot's window names it");
+                        for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
+                            if (entry.place == no_place || entry.basis[side] == 0) continue;
+                            const HostEntry *owner = entry.basis[side] <= w ? &entry - entry.basis[side] : nullptr;
+                            const auto rank = [&](const HostEntry &e) {
+                                return side == SKERRY_SIDE_KEY ? tile_key_rank(e.epoch) : tile_value_rank(e.epoch);
+                            };
+                            if (owner == nullptr || owner->place == no_place || owner->key_format != entry.key_format ||
+                                owner->basis[side] != 0 || rank(*owner) != rank(entry))
+                                status = broken(static_cast<int32_t>(i), w, entry.basis[side], "the entry that a shared basis belongs to");
+                        }
     }
     if (!cache->step.open) {
         uint64_t counted = 0;
         for (int32_t k = 0; k < cache->pool.class_count(); ++k) {
             for (uint64_t i = 0; i < cache->pool.slots(k); ++i) {
                 counted += cache->pool.references(cache->pool.place_of(k, i));
+                    if (units != zoom.host_units)
+                        status = broken(static_cast<int32_t>(i), zoom.host_units, static_cast<int64_t>(units), "a lane's part of the host");
                 if (cache->pool.slots(k) > 4096) break; // place_of walks chunks: large pools are covered by consistent()
             }
             if (cache->pool.slots(k) > 4096) return SKERRY_OK;

@@ -1,4 +1,9 @@
 // Detail: what the host stores of a window or span, and what of it a query reads.
+//
+// A low-rank side is a token factor and a basis. With PolicyConfig::shared_bases a side may lie on the basis of an earlier entry of its
+// lane: the host then stores the record without that basis, and a fetch puts the record together, so that the device knows nothing of it.
+// Entries are cut off from the end of a lane and a fork takes all of them, so the entry that a basis belongs to is there as long as any
+// that uses it.
 
 #include <algorithm>
 #include <cmath>
@@ -25,11 +30,52 @@ double relative_error(const float *x, const float *y, size_t count) {
     return size > 0 ? std::sqrt(error / size) : INFINITY;
 }
 
+int32_t side_dim(const LayerGeometry &layer, skerry_side side) { return side == SKERRY_SIDE_KEY ? layer.key_dim : layer.value_dim; }
+int32_t side_rank(const HostEntry &entry, skerry_side side) {
+    return side == SKERRY_SIDE_KEY ? tile_key_rank(entry.epoch) : tile_value_rank(entry.epoch);
+}
+
+bool shares(const HostEntry &entry) { return entry.basis[SKERRY_SIDE_KEY] != 0 || entry.basis[SKERRY_SIDE_VALUE] != 0; }
+
+// Of a low-rank entry as the device has it: bytes of a side's basis, where its values begin, and where its last byte ends.
+size_t basis_bytes(const LayerGeometry &layer, const HostEntry &entry, skerry_side side) {
+    return l_token_offset(entry.key_format, side, side_dim(layer, side), side_rank(entry, side));
+}
+size_t values_at(const LayerGeometry &layer, const HostEntry &entry) {
+    return value_offset(entry.key_format, layer.key_dim, entry.rows, tile_key_rank(entry.epoch));
+}
+size_t low_rank_end(const LayerGeometry &layer, const HostEntry &entry) {
+    return values_at(layer, entry) +
+           part_bytes(entry.value_format, SKERRY_SIDE_VALUE, layer.value_dim, entry.rows, 0, tile_value_rank(entry.epoch));
+}
+
+// Where the host has the basis of a side of an entry that has its own.
+const uint8_t *stored_basis(const skerry_cache *cache, const LayerGeometry &layer, const HostEntry &entry, skerry_side side) {
+    const uint8_t *record = cache->host.data(entry.place);
+    if (side == SKERRY_SIDE_KEY) return record;
+    return record + values_at(layer, entry) - (entry.basis[SKERRY_SIDE_KEY] != 0 ? basis_bytes(layer, entry, SKERRY_SIDE_KEY) : 0);
+}
+
+// visit(begin, end) for what the host stores of a low-rank record, in bytes of the device's.
+template <class Visit>
+void for_each_stored(const LayerGeometry &layer, const HostEntry &entry, Visit &&visit) {
+    size_t done = 0;
+    for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
+        if (entry.basis[side] == 0) continue;
+        const size_t begin = side == SKERRY_SIDE_KEY ? 0 : values_at(layer, entry);
+        if (begin > done) visit(done, begin);
+        done = begin + basis_bytes(layer, entry, side);
+    }
+    visit(done, low_rank_end(layer, entry));
+}
+
 struct Writer {
     skerry_cache *cache;
     const LayerGeometry *layer;
     const DetailRows *rows;
     const DetailScratch *scratch;
+    const HostEntry *entries; // of the lane, `window` of them before this one
+    uint32_t window;
     skerry_epoch epoch;
     uint32_t epoch_index;
 
@@ -92,28 +138,77 @@ struct Writer {
         return worst;
     }
 
+    // One side in low rank to `part`; basis: NULL, or as skerry_factor_params has it.
+    skerry_factor_result factor(skerry_format format, skerry_side side, float bound, uint8_t *part, const uint8_t *basis,
+                                int32_t basis_rank) const {
+        skerry_factor_params params{};
+        params.dim = side_dim(*layer, side);
+        params.count = rows->count;
+        params.max_rank = std::min({cache->policy().detail_rank, rows->count, params.dim});
+        while (bound > 0 && params.max_rank > 1 && !has_room(format, side, params.max_rank))
+            --params.max_rank;
+        params.error_bound = bound;
+        params.format = format;
+        params.side = side;
+        params.basis = basis;
+        params.basis_rank = basis_rank;
+        skerry_factor_result result{};
+        // The rest of the record is zeros whatever was tried before: whole records are compared and hashed.
+        std::memset(part, 0, static_cast<size_t>(scratch->record + scratch->record_bytes - part));
+        cache->kernels().factorise(&params, side == SKERRY_SIDE_KEY ? rows->keys : rows->values, part, &result, scratch->factor);
+        return result;
+    }
+
+    size_t side_bytes(skerry_format format, skerry_side side, int32_t rank) const {
+        return part_bytes(format, side, side_dim(*layer, side), rows->count, 0, rank);
+    }
+    // Under a bound the record has the size of raw detail, and what is larger than that is never stored.
+    bool has_room(skerry_format format, skerry_side side, int32_t rank) const {
+        return side_bytes(format, side, rank) <= side_bytes(cache->policy().store_dtype, side, 0);
+    }
+
+    // The entry on whose basis this one's side may lie: that of the lane's last low-rank detail. nullptr: none fits.
+    const HostEntry *basis_for(skerry_format format, skerry_side side) const {
+        for (uint32_t w = window; w > 0; --w) {
+            const HostEntry *entry = &entries[w - 1];
+            if (entry->place == no_place || entry->key_format != format) continue;
+            const int32_t rank = side_rank(*entry, side);
+            entry -= entry->basis[side];
+            const bool fits = rank > 0 && rank <= std::min(rows->count, side_dim(*layer, side));
+            return fits && &entries[window] - entry <= UINT16_MAX ? entry : nullptr;
+        }
+        return nullptr;
+    }
+
+    // Puts a side that is stored with `own` components on an earlier basis instead, where that keeps the bound and saves a unit of the
+    // host, so that the record is smaller whatever its other side is. Returns the components that the part then has.
+    int32_t share(skerry_format format, skerry_side side, float bound, int32_t own, uint8_t *part, HostEntry *made) const {
+        const HostEntry *owner = basis_for(format, side);
+        if (owner == nullptr) return own;
+        const int32_t rank = side_rank(*owner, side);
+        const size_t stored = side_bytes(format, side, rank) - basis_bytes(*layer, *owner, side);
+        if (stored + place_bytes > side_bytes(format, side, own) || !has_room(format, side, rank)) return own;
+        if (factor(format, side, bound, part, stored_basis(cache, *layer, *owner, side), rank).error > bound) {
+            factor(format, side, bound, part, nullptr, 0);
+            return own;
+        }
+        made->basis[side] = static_cast<uint16_t>(&entries[window] - owner);
+        return rank;
+    }
+
     // Both sides in low rank. False: a bound was asked for, and the rank does not meet it.
     bool factorise(skerry_format format, float bound, HostEntry *made) const {
-        const PolicyConfig &p = cache->policy();
         *made = entry(format);
-        skerry_factor_result results[2];
+        int32_t ranks[2] = {0, 0};
         size_t offset = 0;
-        std::memset(scratch->record, 0, scratch->record_bytes);
         for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
-            const bool keys = side == SKERRY_SIDE_KEY;
-            skerry_factor_params params{};
-            params.dim = keys ? layer->key_dim : layer->value_dim;
-            params.count = rows->count;
-            params.max_rank = p.detail_rank;
-            params.error_bound = bound;
-            params.format = format;
-            params.side = side;
-            cache->kernels().factorise(&params, keys ? rows->keys : rows->values, scratch->record + offset, &results[keys ? 0 : 1],
-                                       scratch->factor);
-            if (bound > 0 && results[keys ? 0 : 1].error > bound) return false;
-            if (keys) offset = value_offset(format, layer->key_dim, rows->count, results[0].rank);
+            uint8_t *part = scratch->record + offset;
+            const skerry_factor_result result = factor(format, side, bound, part, nullptr, 0);
+            if (bound > 0 && result.error > bound) return false;
+            ranks[side] = cache->policy().shared_bases ? share(format, side, bound, result.rank, part, made) : result.rank;
+            if (side == SKERRY_SIDE_KEY) offset = value_offset(format, layer->key_dim, rows->count, ranks[side]);
         }
-        made->epoch = tile_ranks(results[0].rank, results[1].rank);
+        made->epoch = tile_ranks(ranks[SKERRY_SIDE_KEY], ranks[SKERRY_SIDE_VALUE]);
         return true;
     }
 };
@@ -132,14 +227,41 @@ size_t detail_tile_bytes(const PolicyConfig &p, const LayerGeometry &layer, cons
 }
 
 size_t detail_bytes(const PolicyConfig &p, const LayerGeometry &layer, const HostEntry &entry) {
+    if (shares(entry)) {
+        size_t bytes = 0;
+        for_each_stored(layer, entry, [&](size_t begin, size_t end) { bytes += end - begin; });
+        return round_up(bytes, place_bytes);
+    }
     const int32_t capacity = detail_capacity(p, entry);
     return detail_tile_bytes(p, layer, entry) * static_cast<size_t>((entry.rows + capacity - 1) / capacity);
 }
 
+Pieces detail_pieces(const skerry_cache *cache, const LayerGeometry &layer, const HostEntry *entry) {
+    const uint8_t *from = cache->host.data(entry->place);
+    if (!shares(*entry)) return Pieces(from, detail_bytes(cache->policy(), layer, *entry));
+    Pieces pieces;
+    size_t done = 0; // of the record as the device has it
+    const auto add_stored = [&](size_t end) {
+        if (end == done) return;
+        pieces.add(from, end - done);
+        from += end - done;
+        done = end;
+    };
+    for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
+        if (entry->basis[side] == 0) continue;
+        add_stored(side == SKERRY_SIDE_KEY ? 0 : values_at(layer, *entry));
+        const size_t bytes = basis_bytes(layer, *entry, side);
+        pieces.add(stored_basis(cache, layer, entry[-static_cast<int32_t>(entry->basis[side])], side), bytes);
+        done += bytes;
+    }
+    add_stored(low_rank_end(layer, *entry));
+    return pieces;
+}
+
 HostEntry detail_write(skerry_cache *cache, const LayerGeometry &layer, const DetailRows &rows, const uint8_t *stored_epoch, uint32_t epoch,
-                       const DetailScratch &scratch, skerry_counters *counters) {
+                       const HostEntry *entries, uint32_t window, uint64_t room, const DetailScratch &scratch, skerry_counters *counters) {
     const PolicyConfig &p = cache->policy();
-    Writer writer{cache, &layer, &rows, &scratch, {}, epoch};
+    Writer writer{cache, &layer, &rows, &scratch, entries, window, {}, epoch};
     writer.epoch = epoch_decode(stored_epoch, layer.key_dim, scratch.code.mean, scratch.code.balance);
     HostEntry best{};
     if (p.detail_error == 0) {
@@ -170,7 +292,7 @@ HostEntry detail_write(skerry_cache *cache, const LayerGeometry &layer, const De
         }
     }
     const size_t bytes = detail_bytes(p, layer, best);
-    {
+    if (bytes <= room) {
         Lock lock(cache->pool_mutex);
         best.place = cache->host.take(static_cast<uint32_t>(bytes / place_bytes));
     }
@@ -178,7 +300,17 @@ HostEntry detail_write(skerry_cache *cache, const LayerGeometry &layer, const De
         ++counters->details_refused;
         return best;
     }
-    std::memcpy(cache->host.data(best.place), scratch.record, bytes);
+    uint8_t *to = cache->host.data(best.place);
+    if (shares(best)) {
+        uint8_t *end = to + bytes;
+        for_each_stored(layer, best, [&](size_t begin, size_t stop) {
+            std::memcpy(to, scratch.record + begin, stop - begin);
+            to += stop - begin;
+        });
+        std::memset(to, 0, static_cast<size_t>(end - to));
+    } else {
+        std::memcpy(to, scratch.record, bytes);
+    }
     ++counters->details_written;
     counters->detail_bytes_written += bytes;
     return best;

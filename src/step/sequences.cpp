@@ -336,7 +336,9 @@ int64_t kept_from(const PolicyConfig &p, const LayerGeometry &layer, int64_t len
 // go as of `seen` tokens (-1: as they have by now).
 int64_t lowest_length(const skerry_cache *cache, const Sequence *seq, int64_t from, int64_t length, int64_t seen) {
     const PolicyConfig &p = cache->policy();
-    int64_t lowest = 0;
+    if (seq->is_memory()) return seq->paper->memory->tokens; // of what came behind nothing is held
+    // What was cut into anchors and spans, the open span included, stays cut.
+    int64_t lowest = p.spans && seq->zoom->segments.next > p.sinks ? seq->zoom->segments.next : 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;

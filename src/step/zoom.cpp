@@ -42,9 +42,13 @@ uint32_t detail_units(const skerry_cache *cache, const LayerGeometry &layer, con
 // Windows from `first` on lose their detail and their router keys.
 void cut_windows(skerry_cache *cache, const LayerGeometry &layer, ZoomTables &tables, LaneZoom &zoom, uint32_t first) {
     HostEntry *entries = tables.entries(zoom);
-    for (uint32_t w = first; w < zoom.windows; ++w) {
+    // From the end: copies to the slot of an entry may read the record of one before it.
+    for (uint32_t w = zoom.windows; w-- > first;) {
         if (entries[w].slot != no_slot) empty_slot(cache, cache->zoom_slots[entries[w].slot]);
-        if (entries[w].place != no_place) cache->host.release(entries[w].place, detail_units(cache, layer, entries[w]));
+        if (entries[w].place == no_place) continue;
+        const uint32_t units = detail_units(cache, layer, entries[w]);
+        cache->host.release(entries[w].place, units);
+        zoom.host_units -= units;
     }
     zoom.windows = std::min(zoom.windows, first);
 }
@@ -319,17 +323,16 @@ void fetch(skerry_cache *cache, const LayerGeometry &layer, Sequence *seq, int32
             ++(waits || Transfers::arrived(&slot.state) ? counters->zooms_present : counters->zooms_late);
             continue;
         }
-        const uint8_t *from = cache->host.data(entry.place);
+        const Pieces from = detail_pieces(cache, layer, &entry);
         uint8_t *to = cache->pool.data(slot.place);
-        const size_t bytes = detail_bytes(p, layer, entry);
         const bool later = !waits && transfers.has_threads();
-        if (later && !transfers.submit(from, to, bytes, &slot.state)) {
+        if (later && !transfers.submit(from, to, &slot.state)) {
             empty_slot(cache, slot);
             ++counters->zooms_late;
             continue;
         }
-        if (!later) transfers.copy(from, to, bytes);
-        counters->fetched_bytes += bytes;
+        if (!later) transfers.copy(from, to);
+        counters->fetched_bytes += from.bytes();
         ++(later ? counters->zooms_late : counters->zooms_fetched);
     }
 }
@@ -550,8 +553,7 @@ void zoom_ensure(skerry_cache *cache, Sequence *seq, const LayerGeometry &layer,
         }
         assign_slots(cache, seq, lane, lane - layer.lane, &chosen[c], 1, serial, serial, true, 0);
         if (entry.slot == no_slot) continue; // two layers' worth of slots rule it out
-        cache->context->transfers.copy(cache->host.data(entry.place), cache->pool.data(cache->zoom_slots[entry.slot].place),
-                                       detail_bytes(cache->policy(), layer, entry));
+        cache->context->transfers.copy(detail_pieces(cache, layer, &entry), cache->pool.data(cache->zoom_slots[entry.slot].place));
     }
 }
 
@@ -573,13 +575,13 @@ void zoom_prefetch(skerry_cache *cache, Sequence *seq, const LayerGeometry &laye
             assign_slots(cache, seq, lane, lane - layer.lane, &chosen[c], 1, serial, serial + 1, false, 0);
             if (entry.slot == no_slot) break;
             ZoomSlot &slot = cache->zoom_slots[entry.slot];
-            const size_t bytes = detail_bytes(cache->policy(), layer, entry);
-            if (!transfers.submit(cache->host.data(entry.place), cache->pool.data(slot.place), bytes, &slot.state)) {
+            const Pieces from = detail_pieces(cache, layer, &entry);
+            if (!transfers.submit(from, cache->pool.data(slot.place), &slot.state)) {
                 empty_slot(cache, slot);
                 return;
             }
             ++counters->prefetches;
-            counters->fetched_bytes += bytes;
+            counters->fetched_bytes += from.bytes();
         }
     }
 }
@@ -590,11 +592,14 @@ void zoom_detail(skerry_cache *cache, Sequence *seq, const LayerGeometry &layer,
     ZoomTables &tables = *seq->zoom;
     LaneZoom &zoom = tables.lane(lane);
     const uint32_t window = zoom.windows++;
-    HostEntry &entry = tables.entries(zoom)[window];
+    HostEntry *entries = tables.entries(zoom);
+    HostEntry &entry = entries[window];
     std::memset(router_counts(p, tables, zoom, window), 0, key_vectors(p));
     const uint32_t bytes = epoch_table_bytes(layer);
     const uint8_t *stored = seq->tables.epochs.data() + seq->lane(lane).epoch_offset + size_t{epoch} * bytes + sizeof(EpochHead);
-    entry = detail_write(cache, layer, rows, stored, epoch, scratch, counters);
+    const uint64_t share = host_record_bytes(cache->plan, layer, cache->quotas[static_cast<size_t>(layer.source)]);
+    const uint64_t held = uint64_t{zoom.host_units} * place_bytes;
+    entry = detail_write(cache, layer, rows, stored, epoch, entries, window, share > held ? share - held : 0, scratch, counters);
     if (entry.place == no_place) return;
     zoom.host_units += detail_units(cache, layer, entry);
     zoom_key(cache, seq, layer, lane, window, rows, scratch);
@@ -640,6 +645,7 @@ void zoom_fingerprint(const skerry_cache *cache, const Sequence *seq, const Laye
         add(&entry.epoch, sizeof entry.epoch);
         add(&entry.key_format, sizeof entry.key_format);
         add(&entry.rows, sizeof entry.rows);
+        add(entry.basis, sizeof entry.basis);
         if (entry.place != no_place) add(cache->host.data(entry.place), detail_bytes(cache->policy(), layer, entry));
     }
 }

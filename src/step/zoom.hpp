@@ -46,11 +46,15 @@ void zoom_key(skerry_cache *cache, Sequence *seq, const LayerGeometry &layer, in
               const DetailScratch &scratch);
 
 // Writes one detail to the arena, in the format that the policy says or that its bound on the error allows (detail.cpp).
+// It becomes entry `window` of the lane's `entries`, and takes at most `room` bytes: a lane's part of the arena is its own, so that what is
+// refused depends on no other lane.
 HostEntry detail_write(skerry_cache *cache, const LayerGeometry &layer, const DetailRows &rows, const uint8_t *stored_epoch, uint32_t epoch,
-                       const DetailScratch &scratch, skerry_counters *counters);
+                       const HostEntry *entries, uint32_t window, uint64_t room, const DetailScratch &scratch, skerry_counters *counters);
 int32_t detail_capacity(const PolicyConfig &p, const HostEntry &entry);                              // tokens of one of its tiles
 size_t detail_tile_bytes(const PolicyConfig &p, const LayerGeometry &layer, const HostEntry &entry); // of one of its tiles
-size_t detail_bytes(const PolicyConfig &p, const LayerGeometry &layer, const HostEntry &entry);
+size_t detail_bytes(const PolicyConfig &p, const LayerGeometry &layer, const HostEntry &entry);      // on the host
+// What a slot is put together from; `entry` lies in its lane's table, since it may name an earlier one.
+Pieces detail_pieces(const skerry_cache *cache, const LayerGeometry &layer, const HostEntry *entry);
 
 // What entry `index` of every lane stands for: positions [begin, end), of which `rows` are its tokens; the rest are anchors.
 struct ZoomUnit {

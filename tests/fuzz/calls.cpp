@@ -256,6 +256,10 @@ struct Program {
             sekv.hysteresis_ppm = in.one_in(3) ? 1000000u + in.word() % 1000002u : 0;
             sekv.keep_windows = in.number(0, 8);
             sekv.miss = in.number(0, 1);
+            if (in.one_in(4)) {
+                sekv.detail_error = static_cast<float>(in.number(-1, 100)) / 100.0f;
+                if (in.one_in(2)) sekv.flags |= SKERRY_SEKV_SHARED_BASES;
+            }
             // Mostly a description that is taken: balanced formats and no exact copies.
             if (!in.one_in(8)) {
                 policy.flags &= ~uint32_t{SKERRY_POLICY_KEEP_EXACT};

@@ -2,7 +2,7 @@
 import math
 import struct
 
-F32, F16, BF16, R2, R3, R4, R8, C2, C4 = 1, 2, 3, 8, 9, 10, 11, 16, 17
+F32, F16, BF16, R2, R3, R4, R8, C2, C4, L32, L16, L8, L4 = 1, 2, 3, 8, 9, 10, 11, 16, 17, 24, 25, 26, 27
 KEY, VALUE = 0, 1
 
 
@@ -150,10 +150,68 @@ def read_c(shape, part, rotary):
     return rows
 
 
+def read_l(shape, part):
+    dim, capacity, rank, side = shape["dim"], shape["capacity"], shape["rank"], shape["side"]
+    bits = {L32: 32, L16: 16, L8: 8, L4: 4}[shape["format"]]
+    word = lambda n: -(-n // 4) * 4
+
+    def array(data, rows, length):
+        """Codes [rows][length] from the start of the data, and where the next array begins."""
+        row_bytes = -(-length * bits // 8)
+
+        def code(row, i):
+            line = data[row * row_bytes:]
+            if bits == 32:
+                return struct.unpack_from("<f", line, 4 * i)[0]
+            if bits == 16:
+                return half(line, i)
+            return struct.unpack_from("<b", line, i)[0] if bits == 8 else (line[i // 2] >> 4 * (i % 2) & 15) - 8
+        return code, word(rows * row_bytes)
+
+    if side == KEY:
+        basis, after = array(part, dim, rank)
+        tokens, more = array(part[after:], rank, capacity)
+    else:
+        basis, after = array(part, rank, dim)
+        tokens, more = array(part[after:], capacity, rank)
+    assert len(part) == after + more + 4 * rank
+    scales = struct.unpack_from(f"<{rank}f", part, after + more)
+    rows = []
+    for t in range(shape["count"]):
+        factors = [f32((tokens(k, t) if side == KEY else tokens(t, k)) * scales[k]) for k in range(rank)]
+        row = []
+        for c in range(dim):
+            total = 0.0
+            for k in range(rank):
+                total = f32(total + f32(factors[k] * (basis(c, k) if side == KEY else basis(k, c))))
+            row.append(total)
+        rows.append(row)
+    return rows
+
+
+def read_projected(shape, part):
+    """Vectors of one block of a router key."""
+    rank, vectors = shape["rank"], shape["vectors"]
+    per_word = 4 if rank <= 16 else 8
+    scales = part[4 * vectors * -(-rank // per_word):]
+    rows = []
+    for v in range(vectors):
+        row = []
+        for i in range(rank):
+            word, within = divmod(i, per_word)
+            byte = part[4 * (word * vectors + v) + within % 4]
+            code = byte - 256 * (byte > 127) if rank <= 16 else (byte >> 4 * (within // 4) & 15 ^ 8) - 8
+            row.append(f32(code * half(scales, v)))
+        rows.append(row)
+    return rows
+
+
 def read(shape, part, epoch=None, rotary=None):
-    """Rows of one part: `shape` holds format, side, dim, capacity, count, value_group and grid as integers."""
+    """Rows of one part: `shape` holds format, side, dim, capacity and count as integers, of C formats value_group and grid, of L formats rank."""
     if shape["format"] in (F32, F16, BF16):
         return read_full(shape, part)
     if shape["format"] in (C2, C4):
         return read_c(shape, part, rotary)
+    if shape["format"] in (L32, L16, L8, L4):
+        return read_l(shape, part)
     return read_r(shape, part, epoch)

@@ -1,18 +1,24 @@
-// Prints records of every format, made from numbers that integer arithmetic gives, with the rows they decode to.
+// Prints records of every format and router keys of every form, made from numbers that integer arithmetic gives, with the rows they
+// decode to.
 //
 //     write_records [FEATURES]
 //
 // FEATURES: mask of SKERRY_CPU_* the kernels may use, within what the machine has; 0, the reference, when left out.
 // The output is committed as records.txt: a change of any byte is a change of the format.
 
+#include "base/half.hpp"
 #include "codec/epoch.hpp"
 #include "codec/layout.hpp"
+#include "codec/router_key.hpp"
 #include "cpu/kernels.hpp"
 
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <utility>
 #include <vector>
 
 using namespace skerry;
@@ -126,6 +132,162 @@ void print_record(const skerry_kernels *kernels, const Record &record, int index
     print_hex("rows", decoded.data(), 4 * decoded.size());
 }
 
+// Rows of decaying size along mixed directions, as far as `rank`, and noise of one part in 64: what low rank is for.
+std::vector<float> low_rank_rows(Numbers &numbers, size_t count, size_t dim, size_t rank) {
+    std::vector<float> directions(rank * dim), rows(count * dim);
+    for (float &number : directions)
+        number = numbers.normal();
+    for (size_t t = 0; t < count; ++t) {
+        for (size_t c = 0; c < dim; ++c)
+            rows[t * dim + c] = numbers.normal() * 0x1p-6f;
+        for (size_t k = 0; k < rank; ++k) {
+            const float along = numbers.normal() / static_cast<float>(1u << k);
+            for (size_t c = 0; c < dim; ++c)
+                rows[t * dim + c] += along * directions[k * dim + c];
+        }
+    }
+    return rows;
+}
+
+struct LowRank {
+    skerry_format format;
+    skerry_side side;
+    int32_t dim, count, rank;
+    float bound = 0;
+    bool is_shared = false; // on the basis of the record before
+};
+
+// `part`: of the record before, and of this one.
+void print_low_rank(const skerry_kernels *kernels, const LowRank &record, int index, std::vector<uint8_t> *part) {
+    const size_t dim = static_cast<size_t>(record.dim), count = static_cast<size_t>(record.count);
+    Numbers numbers(static_cast<uint64_t>(index) + 1);
+    const std::vector<float> rows = low_rank_rows(numbers, count, dim, static_cast<size_t>(record.rank) + 1);
+    skerry_factor_params params{};
+    params.dim = record.dim;
+    params.count = record.count;
+    params.max_rank = record.rank;
+    params.error_bound = record.bound;
+    params.format = record.format;
+    params.side = record.side;
+    const std::vector<uint8_t> before = *part;
+    params.basis = record.is_shared ? before.data() : nullptr;
+    params.basis_rank = record.is_shared ? record.rank : 0;
+    part->assign(part_bytes(record.format, record.side, record.dim, record.count, 0, record.rank), 0);
+    std::vector<float> scratch((kernels->factorise_scratch_bytes(record.dim, record.count) + 64) / sizeof(float));
+    void *aligned = scratch.data();
+    size_t room = scratch.size() * sizeof(float);
+    std::align(64, room - 64, aligned, room);
+    skerry_factor_result result{};
+    kernels->factorise(&params, rows.data(), part->data(), &result, aligned);
+    part->resize(part_bytes(record.format, record.side, record.dim, record.count, 0, result.rank));
+
+    skerry_code_params code{};
+    code.dim = record.dim;
+    code.capacity = code.count = record.count;
+    code.format = record.format;
+    code.side = record.side;
+    code.rank = result.rank;
+    std::vector<float> decoded(dim * count);
+    std::vector<uint8_t> code_scratch(kernels->code_scratch_bytes(record.dim, record.count));
+    kernels->decode(&code, part->data(), decoded.data(), code_scratch.data());
+
+    std::printf("record %d\n", index);
+    std::printf("shape format=%d side=%d dim=%d capacity=%d count=%d rank=%d\n", int(record.format), int(record.side), int(record.dim),
+                int(record.count), int(record.count), int(result.rank));
+    print_hex("error", &result.error, sizeof result.error);
+    print_hex("part", part->data(), part->size());
+    print_hex("rows", decoded.data(), 4 * decoded.size());
+}
+
+// Keys in a few groups, as what attention looks for lies.
+std::vector<float> grouped_keys(Numbers &numbers, size_t tokens, size_t dim) {
+    std::vector<float> centres(5 * dim), keys(tokens * dim);
+    for (float &number : centres)
+        number = 2.0f * numbers.normal();
+    for (size_t t = 0; t < tokens; ++t) {
+        const size_t group = numbers.bits() % 5;
+        for (size_t c = 0; c < dim; ++c)
+            keys[t * dim + c] = centres[group * dim + c] + 0.5f * numbers.normal();
+    }
+    return keys;
+}
+
+void print_centroids(const skerry_kernels *kernels, int32_t dim, int32_t tokens, int index) {
+    const size_t channels = static_cast<size_t>(dim);
+    Numbers numbers(static_cast<uint64_t>(index) + 1);
+    const std::vector<float> keys = grouped_keys(numbers, static_cast<size_t>(tokens), channels);
+    std::vector<double> mean(channels), variance(channels);
+    float largest = 0;
+    for (size_t c = 0; c < channels; ++c) {
+        for (size_t t = 0; t < static_cast<size_t>(tokens); ++t) {
+            const float key = keys[t * channels + c];
+            mean[c] += static_cast<double>(key) / tokens;
+            largest = std::fmax(largest, std::fabs(key));
+        }
+        variance[c] = 1.0 + static_cast<double>(c % 4);
+    }
+    std::vector<uint8_t> stored(epoch_bytes(dim)), counts(router_centroids);
+    epoch_freeze({mean.data(), variance.data(), nullptr, largest, largest}, dim, stored.data());
+    std::vector<float> epoch_mean(channels), balance(channels), centroids(router_centroids * channels),
+        decoded(router_centroids * channels);
+    const skerry_epoch epoch = epoch_decode(stored.data(), dim, epoch_mean.data(), balance.data());
+    make_centroids(keys.data(), tokens, dim, centroids.data(), counts.data());
+    skerry_code_params code{};
+    code.epoch = &epoch;
+    code.attention_factor = 1.0f;
+    code.dim = dim;
+    code.capacity = code.count = router_centroids;
+    code.format = SKERRY_FORMAT_R2;
+    code.side = SKERRY_SIDE_KEY;
+    code.grid_dtype = SKERRY_DTYPE_F16;
+    std::vector<uint8_t> part(part_bytes(SKERRY_FORMAT_R2, SKERRY_SIDE_KEY, dim, router_centroids));
+    std::vector<uint8_t> scratch(kernels->code_scratch_bytes(dim, router_centroids));
+    kernels->encode(&code, centroids.data(), part.data(), scratch.data());
+    kernels->decode(&code, part.data(), decoded.data(), scratch.data());
+
+    std::printf("record %d\n", index);
+    std::printf("shape format=%d side=%d dim=%d capacity=%d count=%d tokens=%d\n", int(SKERRY_FORMAT_R2), int(SKERRY_SIDE_KEY), int(dim),
+                int(router_centroids), int(router_centroids), int(tokens));
+    print_hex("epoch", stored.data(), stored.size());
+    print_hex("counts", counts.data(), counts.size());
+    print_hex("part", part.data(), part.size());
+    print_hex("rows", decoded.data(), 4 * decoded.size());
+}
+
+// Keys of 24 channels, projected; then the means of their clusters.
+void print_projected(int32_t rank, int32_t vectors, int32_t tokens, int index) {
+    constexpr int32_t dim = 24;
+    const size_t width = static_cast<size_t>(rank);
+    Numbers numbers(static_cast<uint64_t>(index) + 1);
+    const std::vector<float> keys = grouped_keys(numbers, static_cast<size_t>(tokens), dim);
+    std::vector<float> weights(width * dim), projected(static_cast<size_t>(tokens) * width), means(static_cast<size_t>(vectors) * width);
+    for (float &number : weights)
+        number = 0.25f * numbers.normal();
+    for (size_t t = 0; t < static_cast<size_t>(tokens); ++t)
+        project(weights.data(), keys.data() + t * dim, rank, dim, projected.data() + t * width);
+    std::vector<uint8_t> counts(static_cast<size_t>(vectors)), part(projected_block_bytes(rank, vectors));
+    make_centroids(projected.data(), tokens, rank, means.data(), counts.data(), vectors);
+    encode_projected(means.data(), rank, vectors, part.data());
+
+    std::vector<float> decoded(means.size());
+    for (int32_t v = 0; v < vectors; ++v) {
+        uint16_t scale = 0;
+        std::memcpy(&scale, part.data() + projected_scale_offset(rank, vectors) + 2 * v, 2);
+        for (int32_t i = 0; i < rank; ++i) {
+            const bool is_half = rank > router_byte_rank;
+            const int32_t per_word = is_half ? 8 : 4, within = i % per_word;
+            const uint8_t byte = part[static_cast<size_t>(4 * (i / per_word * vectors + v) + within % 4)];
+            const int32_t code = !is_half ? static_cast<int8_t>(byte) : static_cast<int8_t>(within < 4 ? byte << 4 : byte & 0xf0) / 16;
+            decoded[static_cast<size_t>(v * rank + i)] = static_cast<float>(code) * f16_to_f32(scale);
+        }
+    }
+    std::printf("record %d\n", index);
+    std::printf("projected rank=%d vectors=%d tokens=%d\n", int(rank), int(vectors), int(tokens));
+    print_hex("counts", counts.data(), counts.size());
+    print_hex("part", part.data(), part.size());
+    print_hex("rows", decoded.data(), 4 * decoded.size());
+}
+
 } // namespace
 
 int main(int count, char **arguments) {
@@ -162,5 +324,19 @@ int main(int count, char **arguments) {
     }
     for (size_t i = 0; i < records.size(); ++i)
         print_record(kernels, records[i], static_cast<int>(i));
+
+    int index = static_cast<int>(records.size());
+    std::vector<uint8_t> part;
+    for (const skerry_format format : {SKERRY_FORMAT_L32, SKERRY_FORMAT_L16, SKERRY_FORMAT_L8, SKERRY_FORMAT_L4}) {
+        for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
+            for (const LowRank &record : {LowRank{format, side, 24, 9, 5}, LowRank{format, side, 17, 20, 3},
+                                          LowRank{format, side, 17, 13, 3, 0, true}, LowRank{format, side, 32, 16, 7, 0.25f}})
+                print_low_rank(kernels, record, index++, &part);
+        }
+    }
+    for (const auto &[dim, tokens] : {std::pair<int32_t, int32_t>{64, 16}, {80, 16}, {128, 16}, {64, 3}, {64, 128}})
+        print_centroids(kernels, dim, tokens, index++);
+    for (const auto &[rank, vectors] : {std::pair<int32_t, int32_t>{16, 4}, {32, 4}, {7, 3}, {21, 1}})
+        print_projected(rank, vectors, 16, index++);
     return 0;
 }

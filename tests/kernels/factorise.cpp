@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "code_case.hpp"
 
+#include "codec/lowrank.hpp"
 #include "codec/svd.hpp"
 
 #include <doctest/doctest.h>
@@ -99,8 +100,8 @@ std::vector<float> decode_part(const skerry_kernels *kernels, const Request &req
     return decoded;
 }
 
-Made factorise(const skerry_kernels *kernels, const Request &request, const std::vector<float> &rows) {
-    const int32_t most = std::min({request.max_rank, request.n, request.d});
+Made factorise(const skerry_kernels *kernels, const Request &request, const std::vector<float> &rows, const Made *given = nullptr) {
+    const int32_t most = std::min({given != nullptr ? given->result.rank : request.max_rank, request.n, request.d});
     Guarded part(part_bytes(request.format, request.side, request.d, request.n, 0, most));
     const size_t bytes = kernels->factorise_scratch_bytes(request.d, request.n);
     // Whatever the scratch holds, NaN included, shows in no bit.
@@ -113,6 +114,8 @@ Made factorise(const skerry_kernels *kernels, const Request &request, const std:
     params.error_bound = request.bound;
     params.format = request.format;
     params.side = request.side;
+    params.basis = given != nullptr ? given->part.data() : nullptr;
+    params.basis_rank = given != nullptr ? given->result.rank : 0;
     Made made{};
     kernels->factorise(&params, rows.data(), part.data(), &made.result, aligned);
     CHECK(part.intact());
@@ -129,6 +132,59 @@ Made factorise(const skerry_kernels *kernels, const Request &request, const std:
 }
 
 Made factorise(const Request &request, const std::vector<float> &rows) { return factorise(cpu_kernels(cpu_detect()), request, rows); }
+
+// On the basis of `given`, made from other rows.
+Made factorise_on(const Request &request, const std::vector<float> &rows, const Made &given) {
+    return factorise(cpu_kernels(cpu_detect()), request, rows, &given);
+}
+
+size_t basis_bytes(const Request &request, const Made &made) {
+    return l_token_offset(request.format, request.side, request.d, made.result.rank);
+}
+
+// Relative error that the rows have at best on a basis as it decodes to, by elimination on the normal equations in f64.
+double best_error_on(const Request &request, const std::vector<float> &rows, const Made &given) {
+    const LowRankPart part(request.format, request.side, request.d, 1, given.result.rank, given.part.data());
+    const size_t r = static_cast<size_t>(given.result.rank), d = static_cast<size_t>(request.d);
+    std::vector<double> orthogonal; // Gram-Schmidt, twice
+    for (size_t k = 0; k < r; ++k) {
+        std::vector<double> row(d);
+        for (size_t c = 0; c < d; ++c)
+            row[c] = static_cast<double>(part.basis(static_cast<int32_t>(k), static_cast<int32_t>(c)));
+        const auto norm = [&] {
+            double sum = 0;
+            for (const double x : row)
+                sum += x * x;
+            return std::sqrt(sum);
+        };
+        const double size = norm();
+        for (int pass = 0; pass < 2; ++pass) {
+            for (size_t j = 0; j < orthogonal.size() / d; ++j) {
+                double along = 0;
+                for (size_t c = 0; c < d; ++c)
+                    along += row[c] * orthogonal[j * d + c];
+                for (size_t c = 0; c < d; ++c)
+                    row[c] -= along * orthogonal[j * d + c];
+            }
+        }
+        const double left = norm();
+        if (!(left > 1e-9 * size)) continue;
+        for (const double x : row)
+            orthogonal.push_back(x / left);
+    }
+    double all = 0, kept = 0;
+    for (size_t t = 0; t < rows.size() / d; ++t) {
+        for (size_t c = 0; c < d; ++c)
+            all += static_cast<double>(rows[t * d + c]) * static_cast<double>(rows[t * d + c]);
+        for (size_t j = 0; j < orthogonal.size() / d; ++j) {
+            double along = 0;
+            for (size_t c = 0; c < d; ++c)
+                along += static_cast<double>(rows[t * d + c]) * orthogonal[j * d + c];
+            kept += along * along;
+        }
+    }
+    return std::sqrt(std::max(all - kept, 0.0) / all);
+}
 
 bool claim_holds(const Made &made) { return made.result.error >= made.error && made.result.error <= 1.001 * made.error + 1e-7; }
 
@@ -153,6 +209,153 @@ TEST_CASE("factorise: every level stores the bytes of the reference") {
                 CHECK(made.result.rank == expected.result.rank);
                 CHECK(made.result.error == expected.result.error);
                 CHECK(made.part == expected.part);
+            }
+        }
+    }
+}
+
+TEST_CASE("factorise: on a given basis every level stores the bytes of the reference, that basis among them") {
+    uint64_t seed = 500;
+    for (const int32_t d : {1, 3, 16, 64, 80, 100, 128, 256}) {
+        for (const int32_t n : {1, 2, 5, 16, 37, 64, 128}) {
+            ++seed;
+            const skerry_format format = l_formats[seed % 4];
+            const Request request{n, d, static_cast<int32_t>(1 + seed * 7 % 40), 0, format, sides[seed % 5 % 2]};
+            const Made given = factorise(cpu_kernels(0), request, key_like(seed, n, d));
+            const std::vector<float> rows = seed % 2 == 0 ? key_like(seed + 1000, n, d) : normals(seed, static_cast<size_t>(n * d));
+            const Made expected = factorise(cpu_kernels(0), request, rows, &given);
+            CAPTURE(d);
+            CAPTURE(n);
+            CAPTURE(format);
+            CHECK(expected.result.rank == given.result.rank);
+            CHECK(claim_holds(expected));
+            const size_t bytes = basis_bytes(request, given);
+            REQUIRE(expected.part.size() >= bytes);
+            CHECK(std::equal(given.part.begin(), given.part.begin() + static_cast<ptrdiff_t>(bytes), expected.part.begin()));
+            for (const skerry_kernels *kernels : levels()) {
+                CAPTURE(kernels->name);
+                const Made made = factorise(kernels, request, rows, &given);
+                CHECK(made.result.rank == expected.result.rank);
+                CHECK(made.result.error == expected.result.error);
+                CHECK(made.part == expected.part);
+            }
+        }
+    }
+}
+
+TEST_CASE("factorise: on a given basis no token factors come nearer") {
+    struct Size {
+        int32_t n, d, rank;
+    };
+    // Coding the token factors adds what coding rows of their length adds.
+    const double coding[] = {1e-6, 4e-4, 1.1e-2, 0.15};
+    for (const Size size : {Size{64, 128, 16}, Size{64, 64, 16}, Size{128, 64, 24}, Size{20, 80, 8}, Size{128, 128, 40}}) {
+        for (size_t f = 0; f < 4; ++f) {
+            for (const skerry_side side : sides) {
+                CAPTURE(size.n);
+                CAPTURE(l_formats[f]);
+                const Request request{size.n, size.d, size.rank, 0, l_formats[f], side};
+                const std::vector<float> rows = key_like(3, size.n, size.d);
+                const Made own = factorise(request, rows);
+                // On a basis of its own the rows are as near as before, on one of like rows and of unlike ones as near as they can be.
+                CHECK(factorise_on(request, rows, own).error <= own.error * 1.002 + 1e-7);
+                for (const std::vector<float> &other :
+                     {key_like(3, size.n + 9, size.d), normals(7, static_cast<size_t>(size.n * size.d))}) {
+                    Request source = request;
+                    source.n = static_cast<int32_t>(other.size()) / size.d;
+                    if (source.n > 128) source.n = 128;
+                    const Made given = factorise(source, {other.begin(), other.begin() + source.n * size.d});
+                    const Made made = factorise_on(request, rows, given);
+                    const double best = best_error_on(request, rows, given);
+                    CHECK(made.error >= best * 0.9999 - 1e-7);
+                    CHECK(made.error <= std::sqrt(best * best + coding[f] * coding[f]) * 1.0005 + 1e-6);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("factorise: a given basis need not be orthogonal") {
+    const int32_t n = 40, d = 48, rank = 9;
+    for (const skerry_side side : sides) {
+        const Request request{n, d, rank, 0, SKERRY_FORMAT_L32, side};
+        const std::vector<float> rows = normals(31, static_cast<size_t>(n * d));
+        Made given = factorise(request, normals(32, static_cast<size_t>(n * d)));
+        std::vector<float> basis(static_cast<size_t>(rank * d));
+        std::memcpy(basis.data(), given.part.data(), 4 * basis.size());
+        // Each component leans on the one before it, and grows.
+        const auto at = [&](int32_t k, int32_t c) -> float & {
+            return basis[static_cast<size_t>(side == SKERRY_SIDE_KEY ? c * rank + k : k * d + c)];
+        };
+        for (int32_t k = 1; k < rank; ++k) {
+            for (int32_t c = 0; c < d; ++c)
+                at(k, c) += 1.5f * at(k - 1, c);
+        }
+        std::memcpy(given.part.data(), basis.data(), 4 * basis.size());
+        const Made made = factorise_on(request, rows, given);
+        CHECK(made.error <= best_error_on(request, rows, given) * 1.0002);
+        CHECK(claim_holds(made));
+    }
+}
+
+TEST_CASE("factorise: on a given basis zeros, equal components, a direction it lacks and numbers at the end of the range") {
+    const int32_t n = 20, d = 64, rank = 6;
+    const size_t elements = static_cast<size_t>(n * d);
+    for (const skerry_format format : l_formats) {
+        for (const skerry_side side : sides) {
+            CAPTURE(format);
+            const Request request{n, d, rank, 0, format, side};
+            // Rows in the first 32 channels alone.
+            std::vector<float> half = normals(21, elements);
+            for (size_t i = 0; i < elements; ++i) {
+                if (i % 64 >= 32) half[i] = 0;
+            }
+            const Made given = factorise(request, half);
+            const Made zero = factorise_on(request, std::vector<float>(elements, 0.0f), given);
+            CHECK(zero.result.rank == 0);
+            CHECK(zero.result.error == 0);
+            CHECK(zero.part.empty());
+
+            std::vector<float> other = normals(22, elements);
+            for (size_t i = 0; i < elements; ++i) {
+                if (i % 64 < 32) other[i] = 0;
+            }
+            const Made apart = factorise_on(request, other, given);
+            CHECK(apart.result.rank == rank);
+            CHECK(apart.error == doctest::Approx(1.0).epsilon(1e-4));
+            CHECK(claim_holds(apart));
+
+            // The second component is the first once more: nothing is lost, nothing grows.
+            Made twice = given;
+            const size_t row = l_row_bytes(format, side == SKERRY_SIDE_KEY ? rank : d);
+            if (side == SKERRY_SIDE_VALUE) {
+                std::copy_n(twice.part.begin(), row, twice.part.begin() + static_cast<ptrdiff_t>(row));
+            } else {
+                for (size_t c = 0; c < static_cast<size_t>(d); ++c) {
+                    uint8_t *codes = twice.part.data() + c * row;
+                    if (format == SKERRY_FORMAT_L4) {
+                        codes[0] = static_cast<uint8_t>((codes[0] & 15) * 17);
+                    } else {
+                        const size_t each = row / rank;
+                        std::memcpy(codes + each, codes, each);
+                    }
+                }
+            }
+            const std::vector<float> rows = normals(23, elements);
+            const Made made = factorise_on(request, rows, twice);
+            CHECK(made.result.rank == rank);
+            CHECK(claim_holds(made));
+            CHECK(made.error <= best_error_on(request, rows, twice) * 1.01);
+            for (const float size : {1e30f, 1e-30f, 1e-38f}) {
+                std::vector<float> scaled = half;
+                for (float &x : scaled)
+                    x *= size;
+                const Made far = factorise_on(request, scaled, given);
+                bool is_finite = std::isfinite(far.result.error);
+                for (const float x : far.decoded)
+                    is_finite = is_finite && std::isfinite(x);
+                CHECK(is_finite);
+                if (size > 1e-35f) CHECK(far.error <= given.error * 1.01);
             }
         }
     }

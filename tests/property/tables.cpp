@@ -133,6 +133,10 @@ struct World {
             setup.sekv.refine_ppm = static_cast<uint32_t>(rng.between(1, 1000000));
             setup.sekv.keep_windows = pick(0, 6);
             setup.sekv.miss = pick(SKERRY_ZOOM_WAIT, SKERRY_ZOOM_SKIP);
+            if (rng.one_in(3)) {
+                setup.sekv.detail_error = static_cast<float>(rng.between(1, 95)) / 100.0f;
+                if (rng.one_in(2)) setup.sekv.flags |= SKERRY_SEKV_SHARED_BASES;
+            }
             if (rng.one_in(3)) setup.budget.host_bytes = static_cast<uint64_t>(rng.between(1, 6000));
         }
         if (paper || kind == SKERRY_POLICY_SEKV || !rng.one_in(4)) {

@@ -103,15 +103,18 @@ class Layout(unittest.TestCase):
         self.assertEqual(desc.callbacks, _ffi.NULL)
         sekv = skerry.Sekv(detail_format='l8', fetch_ppm=60000, refine_ppm=3, hysteresis_ppm=4000000, keep_windows=5, miss='skip',
                            residents=False, segmentation='surprisal', span_min_tokens=32, span_max_tokens=96, anchor_threshold=1.5,
-                           detail_rank=8, detail_error=0.25)
+                           detail_rank=8, detail_error=0.25, shared_bases=True, budget_entries=77, absent_rows=True, value_gates=True,
+                           group_choice=True, second_order=True)
         found, keep = _config.cache_desc(library, layers=layers, policy=skerry.Policy('sekv', sekv=sekv))
         made = fields(found.policy.sekv)
         made.pop('router')
         self.assertEqual(made, dict(
-            struct_size=_ffi.sizeof('skerry_sekv_desc'), flags=_abi.SKERRY_SEKV_NO_RESIDENTS, detail_format=_abi.SKERRY_FORMAT_L8,
-            fetch_ppm=60000, refine_ppm=3, hysteresis_ppm=4000000, keep_windows=5, miss=_abi.SKERRY_ZOOM_SKIP,
-            segmentation=_abi.SKERRY_SEGMENTS_SURPRISAL, span_min_tokens=32, span_max_tokens=96, anchor_threshold=1.5, detail_rank=8,
-            detail_error=0.25))
+            struct_size=_ffi.sizeof('skerry_sekv_desc'),
+            flags=(_abi.SKERRY_SEKV_NO_RESIDENTS | _abi.SKERRY_SEKV_SHARED_BASES | _abi.SKERRY_SEKV_ABSENT_ROWS
+                   | _abi.SKERRY_SEKV_VALUE_GATES | _abi.SKERRY_SEKV_GROUP_CHOICE | _abi.SKERRY_SEKV_SECOND_ORDER),
+            detail_format=_abi.SKERRY_FORMAT_L8, fetch_ppm=60000, refine_ppm=3, hysteresis_ppm=4000000, keep_windows=5,
+            miss=_abi.SKERRY_ZOOM_SKIP, segmentation=_abi.SKERRY_SEGMENTS_SURPRISAL, span_min_tokens=32, span_max_tokens=96,
+            anchor_threshold=1.5, detail_rank=8, detail_error=0.25, budget_entries=77, reserved=0))
         none, keep = _config.cache_desc(library, layers=layers, policy=skerry.Policy('streaming', sink_tokens=0))
         self.assertEqual(none.policy.sink_tokens, _abi.SKERRY_NONE_TOKENS)
         self.assertEqual(none.budget, _ffi.NULL)

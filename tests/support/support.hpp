@@ -473,7 +473,9 @@ struct StepOptions {
     skerry_dtype out_dtype = SKERRY_DTYPE_F32;
     bool attend = true;
     bool commit = true;
-    const float *sink_logits = nullptr;                    // [query_heads] for every layer
+    const float *sink_logits = nullptr; // [query_heads] for every layer
+    // Row, kind, layer, head, position, dim: makes another row of the one that the history gives.
+    std::function<void(float *, Kind, int, int, int64_t, int)> change_row;
     std::function<void(skerry_step *, int)> before_attend; // step, layer
     std::function<void(skerry_step *, int)> after_attend;
 };
@@ -534,14 +536,17 @@ public:
     skerry_step *open = nullptr; // after a step that was not committed
 
 private:
-    static void rows(std::vector<float> &to, const std::vector<Part> &parts, Kind kind, int layer, int heads, int dim, int64_t tokens) {
+    static void rows(std::vector<float> &to, const std::vector<Part> &parts, Kind kind, int layer, int heads, int dim, int64_t tokens,
+                     const StepOptions &options) {
         to.resize(static_cast<size_t>(tokens * heads * dim));
         float *row = to.data();
         for (const Part &part : parts) {
             for (int64_t p = part.begin; p < part.begin + part.count; ++p) {
                 const uint64_t seed = part.history->at(p);
-                for (int head = 0; head < heads; ++head, row += dim)
+                for (int head = 0; head < heads; ++head, row += dim) {
                     fill_row(row, seed, kind, layer, head, p, dim);
+                    if (options.change_row) options.change_row(row, kind, layer, head, p, dim);
+                }
             }
         }
     }
@@ -549,9 +554,9 @@ private:
     skerry_status run_layer(skerry_step *step, int layer, const std::vector<Part> &parts, int64_t tokens, const StepOptions &options) {
         const Layer &shape = layers_[static_cast<size_t>(layer)];
         if (shape.shared_with < 0) {
-            rows(buffer_, parts, Kind::key, layer, shape.kv_heads, shape.key_dim, tokens);
+            rows(buffer_, parts, Kind::key, layer, shape.kv_heads, shape.key_dim, tokens, options);
             keys_.assign(buffer_, options.dtype);
-            rows(buffer_, parts, Kind::value, layer, shape.kv_heads, shape.value_dim, tokens);
+            rows(buffer_, parts, Kind::value, layer, shape.kv_heads, shape.value_dim, tokens, options);
             values_.assign(buffer_, options.dtype);
             const skerry_tensor keys = keys_.tensor({tokens, shape.kv_heads, shape.key_dim});
             const skerry_tensor values = values_.tensor({tokens, shape.kv_heads, shape.value_dim});
@@ -560,7 +565,7 @@ private:
         }
         seen_queries_.resize(layers_.size());
         std::vector<float> &seen = seen_queries_[static_cast<size_t>(layer)];
-        rows(seen, parts, Kind::query, layer, shape.query_heads, shape.key_dim, tokens);
+        rows(seen, parts, Kind::query, layer, shape.query_heads, shape.key_dim, tokens, options);
         queries_.assign(seen, options.dtype);
         for (size_t i = 0; i < seen.size(); ++i)
             seen[i] = queries_[i];

@@ -1,5 +1,6 @@
 #include "base/transfers.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -81,7 +82,7 @@ std::vector<std::unique_ptr<Block>> blocks(int count) {
     return all;
 }
 
-bool submit(Transfers &transfers, Block &block) { return transfers.submit(block.from, block.to, sizeof block.from, &block.state); }
+bool submit(Transfers &transfers, Block &block) { return transfers.submit({block.from, sizeof block.from}, block.to, &block.state); }
 
 void settle(const uint32_t *state) {
     for (int i = 0; i < 20000 && !Transfers::arrived(state); ++i)
@@ -101,7 +102,7 @@ TEST_CASE("transfers: without threads nothing is queued, and the caller copies")
     transfers.wait(&block.state); // nothing to wait for
     CHECK(!transfers.cancel(&block.state));
     CHECK(transfers.give_up(&block.state));
-    transfers.copy(block.from, block.to, sizeof block.from);
+    transfers.copy({block.from, sizeof block.from}, block.to);
     CHECK(block.copied());
 }
 
@@ -120,7 +121,7 @@ TEST_CASE("transfers: the host's function makes every copy, with its own pointer
         Seen seen;
         Transfers transfers(allocator, &Seen::copy, &seen, threads);
         Block direct(1);
-        transfers.copy(direct.from, direct.to, 40);
+        transfers.copy({direct.from, 40}, direct.to);
         CHECK(seen.to == direct.to);
         CHECK(seen.from == direct.from);
         CHECK(seen.bytes == 40);
@@ -132,6 +133,76 @@ TEST_CASE("transfers: the host's function makes every copy, with its own pointer
         CHECK(queued.copied() == (threads > 0));
         if (threads > 0) CHECK(seen.from == queued.from);
     }
+}
+
+TEST_CASE("transfers: a copy of pieces is there when its last piece is, whoever makes it") {
+    uint8_t parts[4][24];
+    for (int p = 0; p < 4; ++p) {
+        for (int i = 0; i < 24; ++i)
+            parts[p][i] = static_cast<uint8_t>(40 * p + i);
+    }
+    const size_t sizes[] = {24, 4, 20, 8};
+    Pieces pieces;
+    std::vector<uint8_t> expected;
+    for (size_t p = 0; p < 4; ++p) {
+        pieces.add(parts[p], sizes[p]);
+        expected.insert(expected.end(), parts[p], parts[p] + sizes[p]);
+    }
+    CHECK(pieces.bytes() == expected.size());
+    Allocator allocator;
+    // By a thread; by whoever waits, while the thread is at another copy; directly.
+    for (int way = 0; way < 3; ++way) {
+        CAPTURE(way);
+        Gate gate;
+        Transfers transfers(allocator, &Gate::copy, &gate, 1);
+        std::vector<uint8_t> to(expected.size() + 8, 0xee);
+        uint32_t state = 0;
+        Block other(1);
+        if (way == 2) {
+            gate.let(4);
+            transfers.copy(pieces, to.data());
+        } else {
+            if (way == 1) {
+                REQUIRE(submit(transfers, other));
+                REQUIRE(gate.begun(1));
+            }
+            REQUIRE(transfers.submit(pieces, to.data(), &state));
+            if (way == 0) {
+                REQUIRE(gate.begun(1));
+                for (size_t done = 1; done <= 3; ++done) {
+                    gate.let(1);
+                    while (gate.done() < done)
+                        std::this_thread::yield();
+                    REQUIRE(gate.begun(1));
+                    CHECK(!Transfers::arrived(&state));
+                }
+            }
+            gate.let(-1);
+            transfers.wait(&state);
+            CHECK(Transfers::arrived(&state));
+        }
+        CHECK(std::equal(expected.begin(), expected.end(), to.begin()));
+        CHECK(std::vector<uint8_t>(to.end() - 8, to.end()) == std::vector<uint8_t>(8, 0xee));
+        // In order; in the second way the first copy of all goes elsewhere.
+        if (way == 1) transfers.wait(&other.state);
+        std::vector<const void *> made = gate.order;
+        if (way == 1) made.erase(std::remove(made.begin(), made.end(), static_cast<const void *>(other.from)), made.end());
+        CHECK(made == std::vector<const void *>{parts[0], parts[1], parts[2], parts[3]});
+        CHECK(!gate.gave_up);
+    }
+    // Taken back whole.
+    Gate gate;
+    Transfers transfers(allocator, &Gate::copy, &gate, 1);
+    Block first(1);
+    REQUIRE(submit(transfers, first));
+    REQUIRE(gate.begun(1));
+    std::vector<uint8_t> to(expected.size(), 0xee);
+    uint32_t state = 0;
+    REQUIRE(transfers.submit(pieces, to.data(), &state));
+    CHECK(transfers.cancel(&state));
+    gate.let(-1);
+    transfers.wait(&first.state);
+    CHECK(to == std::vector<uint8_t>(expected.size(), 0xee));
 }
 
 TEST_CASE("transfers: copies are made in the order they were queued, and a state says when") {
@@ -332,7 +403,7 @@ TEST_CASE("transfers: many threads submit, wait, cancel and give up at once; eve
                     mine.push_back(std::make_unique<Block>(user * 7919 + turn));
                     Block &block = *mine.back();
                     if (!submit(transfers, block)) {
-                        transfers.copy(block.from, block.to, sizeof block.from);
+                        transfers.copy({block.from, sizeof block.from}, block.to);
                         direct.fetch_add(1);
                     } else {
                         queued.fetch_add(1);

@@ -126,6 +126,15 @@ class Sekv:
     detail_rank       of low-rank detail, most components per side
     detail_error      largest relative error of detail; each window takes the smallest format that keeps it; 0: no bound
     router            Router that was trained for this model; None: the router that needs no training
+    shared_bases      True: low-rank detail may lie on the basis of an earlier window, where that keeps detail_error and is smallest
+
+    With fidelity "paper", where span_min_tokens (0: none) is the length below which a span stays at full resolution:
+
+    budget_entries    most keys that one query head may attend to; None: no limit
+    absent_rows       True: rows of the resolution that a head did not choose are absent, not of weight 1e-6
+    value_gates       True: values are weighted by gates of their own singular values, not by those of the keys
+    group_choice      True: under budget_entries the heads of a KV group choose as one
+    second_order      True: summary rows know the spread of their keys
     """
 
     detail_format: Name = 'default'
@@ -142,6 +151,12 @@ class Sekv:
     detail_rank: Optional[int] = None
     detail_error: float = 0.0
     router: Optional['Router'] = None
+    shared_bases: bool = False
+    budget_entries: Optional[int] = None
+    absent_rows: bool = False
+    value_gates: bool = False
+    group_choice: bool = False
+    second_order: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +280,9 @@ def sekv_desc(library, sekv, keep):
     desc.segmentation = _names.SEGMENTS.value(sekv.segmentation)
     desc.keep_windows = sekv.keep_windows
     desc.miss = _names.ZOOM_MISS.value(sekv.miss)
-    desc.flags = 0 if sekv.residents else _abi.SKERRY_SEKV_NO_RESIDENTS
+    for name, is_set in (('NO_RESIDENTS', not sekv.residents), ('SHARED_BASES', sekv.shared_bases), ('ABSENT_ROWS', sekv.absent_rows),
+                         ('VALUE_GATES', sekv.value_gates), ('GROUP_CHOICE', sekv.group_choice), ('SECOND_ORDER', sekv.second_order)):
+        desc.flags |= getattr(_abi, 'SKERRY_SEKV_' + name) * bool(is_set)
     if sekv.router is not None:
         if sekv.router._library is not library:
             raise ValueError('the router belongs to another Library than the cache')
