@@ -36,6 +36,7 @@ typedef int32_t skerry_tier;
 enum {
     SKERRY_TIER_FULL      = 1, /* sinks, recent tokens, and windows routed to full precision */
     SKERRY_TIER_QUANTISED = 2,
+    SKERRY_TIER_SUMMARY   = 3, /* SEKV with SKERRY_FIDELITY_PAPER: one row on the device, factors in host memory */
     SKERRY_TIER_HOST      = 4, /* detail in host memory, a router key on the device; attended while it is zoomed in */
     SKERRY_TIER_EVICTED   = 8
 };
@@ -90,14 +91,15 @@ enum {
     SKERRY_POLICY_QUANTISE  = 3, /* everything but sinks and recent in low bits, lowest score leaves when the budget is full */
     SKERRY_POLICY_QEVICT    = 4, /* full, quantised, evicted; arXiv 2608.05326 */
     /* The ladder of QEVICT on the device, and every window's detail in host memory: each query reads the windows that a router
-     * finds for it from there. arXiv 2606.31145; the differences are in docs/sekv.md. Needs a budget with length_tokens. */
+     * finds for it from there. arXiv 2606.31145; the differences are in docs/sekv.md. Needs a budget with length_tokens
+     * (not with SKERRY_FIDELITY_PAPER, which needs a router). */
     SKERRY_POLICY_SEKV      = 5
 };
 
 typedef int32_t skerry_fidelity;
 enum {
     SKERRY_FIDELITY_PRODUCTION = 0,
-    SKERRY_FIDELITY_PAPER      = 1 /* the published rules to their numbers, defects included; QEVICT only */
+    SKERRY_FIDELITY_PAPER      = 1 /* the published rules to their numbers, defects included; QEVICT and SEKV */
 };
 
 /* When windows may move while a prompt is read. State moves at positions, never at calls: results do not depend on how a
@@ -191,9 +193,14 @@ typedef struct skerry_sekv_desc {
      * detail is in detail_format. Else each window takes the smallest of low rank (L8), R2, R3, R4, R8 and the store dtype that keeps
      * it. */
     float            detail_error;
-    /* Trained, of the form PRODUCTION, and made for these layers (docs/router-files.md); NULL: the router that needs no training. The cache
-     * takes a reference of its own. Router and cache may belong to different contexts. */
+    /* Trained, of the form of the fidelity, and made for these layers (docs/router-files.md); NULL: the router that needs no training,
+     * which SKERRY_FIDELITY_PAPER does not have. The cache takes a reference of its own. Router and cache may belong to different
+     * contexts. */
     skerry_router   *router;
+    /* SKERRY_FIDELITY_PAPER: most keys that one query head may attend to, counted as published: anchors, tokens at full resolution, one per
+     * span, and the length of a span that is expanded less one. 0: no limit. */
+    int32_t          budget_entries;
+    uint32_t         reserved;          /* 0 */
 } skerry_sekv_desc;
 
 /* desc. Zero in a field chooses the default of the kind and fidelity; skerry_plan_info tells what was chosen. */

@@ -28,7 +28,7 @@ typedef struct skerry_seq_info {
     int64_t  surprisal_tokens;       /* tokens whose surprisal was handed over, their mean and population variance in nats */
     double   surprisal_mean;
     double   surprisal_variance;
-    int64_t  host_tokens;            /* SEKV: tokens whose only copy is on the host, zoomed in or not */
+    int64_t  host_tokens;            /* SEKV: tokens whose only copy is on the host, zoomed in or not; the device may hold a summary row */
     uint64_t host_bytes;             /* SEKV: detail this sequence refers to; shared detail counts fully */
 } skerry_seq_info;
 

@@ -30,6 +30,7 @@ typedef struct skerry_memory_info {
     uint64_t host_bytes;        /* SEKV: host memory for detail, its tables included */
     uint64_t used_host_bytes;   /* of these: detail in use */
     uint64_t used_zoom_bytes;   /* slots of fetched windows in use, kept and staged */
+    uint64_t used_summary_bytes; /* SEKV with SKERRY_FIDELITY_PAPER: summary rows, and their projections for the router */
 } skerry_memory_info;
 
 /* Threads: one at a time per cache */

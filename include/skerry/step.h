@@ -69,7 +69,9 @@ typedef struct skerry_attend_desc {
 /* Attends to the chosen tiers where their bytes lie, in one pass, with float32 accumulation. With all tiers the masses per window
  * go into the scores, and in PREFILL_SPLIT mode the layer's windows move at each period the step crosses. Masses and
  * outputs do not depend on the number of workers, on other sequences, or on how tokens are cut into steps.
- * Errors:  ARGUMENT, STATE, NONFINITE, UNSUPPORTED; SKERRY_ERROR_INTERNAL when the host's parallel_for failed
+ * SEKV with SKERRY_FIDELITY_PAPER, behind its prompt: all tiers, no sink_logits (UNSUPPORTED); OVER_BUDGET when a KV group expands more
+ * than sekv.budget_entries.
+ * Errors:  ARGUMENT, STATE, NONFINITE, UNSUPPORTED, OVER_BUDGET; SKERRY_ERROR_INTERNAL when the host's parallel_for failed
  * Threads: as skerry_step_append
  * Since:   0.1 */
 SKERRY_API skerry_status skerry_step_attend(skerry_step *step, const skerry_attend_desc *desc, skerry_error *error);
@@ -99,7 +101,8 @@ typedef struct skerry_part {
 } skerry_part;
 
 /* Lists the parts of one sequence, layer and KV head in position order, the step's own tokens included.
- * Errors:  ARGUMENT, STATE (layer not appended). Threads: as skerry_step_append */
+ * Errors:  ARGUMENT, STATE (layer not appended), UNSUPPORTED (SEKV with SKERRY_FIDELITY_PAPER, behind its prompt). Threads: as
+ *          skerry_step_append */
 SKERRY_API skerry_status skerry_step_view(skerry_step *step, int32_t seq_index, int32_t layer, int32_t kv_head, uint32_t tiers,
                                           skerry_part *parts, int32_t capacity, int32_t *needed, skerry_error *error);
 
@@ -120,7 +123,7 @@ typedef struct skerry_gather_desc {
 
 /* Writes the readable tokens of one sequence, layer and KV head in position order, keys as attention uses them, and their number
  * to `tokens`. SKERRY_INCOMPLETE when an output is too small (nothing is written but the number).
- * Errors:  ARGUMENT, STATE. Threads: as skerry_step_append */
+ * Errors:  ARGUMENT, STATE, UNSUPPORTED (as skerry_step_view). Threads: as skerry_step_append */
 SKERRY_API skerry_status skerry_step_gather(skerry_step *step, const skerry_gather_desc *desc, int32_t *tokens,
                                             skerry_error *error);
 
@@ -140,7 +143,8 @@ typedef struct skerry_observe_desc {
 } skerry_observe_desc;
 
 /* Adds masses (and query statistics) to the scores. Masses must be finite and in [0, 1].
- * Errors:  ARGUMENT, STATE (layer not appended, scored already), NONFINITE. Threads: as skerry_step_append */
+ * Errors:  ARGUMENT, STATE (layer not appended, scored already), NONFINITE, UNSUPPORTED (as skerry_step_view). Threads: as
+ *          skerry_step_append */
 SKERRY_API skerry_status skerry_step_observe(skerry_step *step, const skerry_observe_desc *desc, skerry_error *error);
 
 /* Surprisal of `rows` tokens in nats, -ln softmax(logits row i)[tokens[i]], in one pass over logits [rows, vocabulary] (f32, f16 or bf16,
@@ -154,15 +158,17 @@ SKERRY_API skerry_status skerry_surprisal_from_logits(const skerry_tensor *logit
                                                       skerry_error *error);
 
 /* Hands over the surprisal of the step's tokens of one sequence in nats, -ln p(token | before), once per step and before it is committed.
- * SEKV cuts spans by it (SKERRY_SEGMENTS_SURPRISAL); any other cache keeps its statistics (skerry_seq_info).
+ * SEKV cuts spans by it (SKERRY_SEGMENTS_SURPRISAL, and a prompt under SKERRY_FIDELITY_PAPER); any other cache keeps its statistics
+ * (skerry_seq_info).
  * Errors:  ARGUMENT (count), NONFINITE (NaN, infinite or negative). Threads: one at a time per cache */
 SKERRY_API skerry_status skerry_step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, int32_t count,
                                                skerry_error *error);
 
-/* Makes the step part of its sequences and runs the routing events that are due. (Paper fidelity: the
+/* Makes the step part of its sequences and runs the routing events that are due. (QEVICT with paper fidelity: the
  * published event before decode step t runs when the token before it is committed, with the next token counted in.)
- * Every layer that stores must have been appended;
- * else SKERRY_ERROR_STATE and the step stays open. The handle is gone afterwards on success.
+ * The handle is gone afterwards on success; after an error the step is open and as it was.
+ * Errors:  STATE (a layer that stores was not appended, surprisal was not handed over). Where a prompt ends under SEKV with paper fidelity
+ *          also OVER_BUDGET (its bytes, or entries, pass the limit), OUT_OF_MEMORY, INTERNAL (the host's parallel_for failed)
  * Threads: one at a time per cache
  * Since:   0.1 */
 SKERRY_API skerry_status skerry_step_commit(skerry_step *step, skerry_error *error);

@@ -110,7 +110,7 @@ void set_anchors(const CachePlan &plan, const LayerGeometry &layer, uint64_t byt
 void set_staging(const CachePlan &plan, int32_t step_tokens, int32_t prompt_tokens, LaneQuota *q) {
     const PolicyConfig &p = plan.policy;
     const int64_t tokens = p.prefill == SKERRY_PREFILL_WHOLE ? std::max(step_tokens, prompt_tokens) : step_tokens;
-    if (!p.routes()) {
+    if (!p.routes() && !p.sekv_paper()) {
         q->staging_windows = plan.bounded ? 0 : 1;
         return;
     }
@@ -182,7 +182,7 @@ uint64_t floor_bytes(const CachePlan &plan, const LayerGeometry &layer) {
     const PolicyConfig &p = plan.policy;
     const LaneQuota q = lane_shape(p, layer);
     const Costs c = costs(p, q);
-    const int64_t windows = p.routes() ? q.protected_windows : 1;
+    const int64_t windows = p.routes() ? q.protected_windows : p.sekv_paper() ? 0 : 1;
     return c.sink + static_cast<uint64_t>(windows) * c.open + lane_table_bytes(p, layer, epoch_count(plan, layer, 1));
 }
 
@@ -484,6 +484,7 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
             quantised = fit(std::min(bytes, quantised_most), record_cost);
             break;
         case SKERRY_POLICY_SEKV:
+            if (policy.sekv_paper()) break;
             if (policy.spans) set_anchors(*this, layer, bytes, &q);
             if (!policy.residents) break;
             [[fallthrough]];
@@ -530,19 +531,88 @@ LaneQuota CachePlan::quota(const LayerGeometry &layer) const {
 
 namespace {
 
+// What the paper does not have stays at 0: nothing is silently ignored.
+Status read_sekv_paper(const skerry_policy_desc &policy, const skerry_sekv_desc &sekv, PolicyConfig *p, skerry_error *error) {
+    constexpr uint32_t known = SKERRY_SEKV_ABSENT_ROWS | SKERRY_SEKV_VALUE_GATES | SKERRY_SEKV_GROUP_CHOICE | SKERRY_SEKV_SECOND_ORDER;
+    if ((sekv.flags & ~known) != 0 || sekv.reserved != 0)
+        return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, known, "sekv.flags with fidelity paper (or sekv.reserved)");
+    struct Unused {
+        int64_t value;
+        const char *name;
+    };
+    const Unused unused[] = {{policy.window_tokens, "policy.window_tokens"},
+                             {policy.sink_tokens, "policy.sink_tokens"},
+                             {policy.recent_tokens, "policy.recent_tokens"},
+                             {policy.period_tokens, "policy.period_tokens"},
+                             {policy.score, "policy.score"},
+                             {policy.score_queries, "policy.score_queries"},
+                             {policy.selection, "policy.selection"},
+                             {policy.full_format, "policy.full_format"},
+                             {policy.key_format, "policy.key_format"},
+                             {policy.value_format, "policy.value_format"},
+                             {policy.value_group, "policy.value_group"},
+                             {policy.quantised_share_ppm, "policy.quantised_share_ppm"},
+                             {policy.hysteresis_ppm, "policy.hysteresis_ppm"},
+                             {policy.max_moves_ppm, "policy.max_moves_ppm"},
+                             {policy.flags, "policy.flags"},
+                             {sekv.detail_format, "sekv.detail_format"},
+                             {sekv.fetch_ppm, "sekv.fetch_ppm"},
+                             {sekv.refine_ppm, "sekv.refine_ppm"},
+                             {sekv.hysteresis_ppm, "sekv.hysteresis_ppm"},
+                             {sekv.keep_windows, "sekv.keep_windows"},
+                             {sekv.miss, "sekv.miss"},
+                             {sekv.span_max_tokens, "sekv.span_max_tokens"},
+                             {sekv.detail_rank, "sekv.detail_rank, which the router's file names,"},
+                             {sekv.detail_error != 0 ? 1 : 0, "sekv.detail_error"}};
+    for (const Unused &field : unused) {
+        if (field.value == 0) continue;
+        return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_POLICY, -1, field.value, 0,
+                    "%s is %lld, SEKV with fidelity paper has none", field.name, static_cast<long long>(field.value));
+    }
+    if (sekv.segmentation != SKERRY_SEGMENTS_DEFAULT && sekv.segmentation != SKERRY_SEGMENTS_SURPRISAL)
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.segmentation, SKERRY_SEGMENTS_SURPRISAL, "sekv.segmentation with fidelity paper");
+    if (p->router == nullptr) return bad(error, SKERRY_SUBJECT_POLICY, 0, 1, "sekv.router, which fidelity paper cannot do without,");
+    if (sekv.span_min_tokens < SKERRY_NONE_TOKENS)
+        return bad(error, SKERRY_SUBJECT_WINDOW, sekv.span_min_tokens, limits::max_position, "sekv.span_min_tokens");
+    p->full_resolution_below = tokens_or(sekv.span_min_tokens, 4);
+    p->anchor_threshold = sekv.anchor_threshold == 0 ? 1.0f : sekv.anchor_threshold;
+    if (!(p->anchor_threshold > -100 && p->anchor_threshold < 100))
+        return bad(error, SKERRY_SUBJECT_POLICY, 0, 100, "sekv.anchor_threshold is no number between -100 and 100: it");
+    if (sekv.budget_entries < 0) return bad(error, SKERRY_SUBJECT_BUDGET, sekv.budget_entries, limits::max_position, "sekv.budget_entries");
+    p->budget_entries = sekv.budget_entries == 0 ? INT64_MAX : sekv.budget_entries;
+    p->sekv_flags = sekv.flags;
+    p->prefill = SKERRY_PREFILL_WHOLE;
+    // Nothing is protected: the prompt is cut from its first token on.
+    p->sinks = p->recent = 0;
+    return SKERRY_OK;
+}
+
 Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyConfig *p, skerry_error *error) {
-    if (policy.sekv != nullptr && !p->zooms()) {
+    if (policy.sekv != nullptr && policy.kind != SKERRY_POLICY_SEKV) {
         return bad(error, SKERRY_SUBJECT_POLICY, policy.kind, SKERRY_POLICY_SEKV, "policy.sekv is given, but policy.kind");
     }
-    if (!p->zooms()) return SKERRY_OK;
+    if (policy.kind != SKERRY_POLICY_SEKV) return SKERRY_OK;
     skerry_sekv_desc sekv{};
     if (policy.sekv != nullptr) {
         const Status status = read_struct(policy.sekv, sizeof(skerry_sekv_desc), &sekv, sizeof sekv, 1, "policy.sekv", error);
         if (status < 0) return status;
     }
-    if ((sekv.flags & ~static_cast<uint32_t>(SKERRY_SEKV_NO_RESIDENTS)) != 0) {
-        return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, SKERRY_SEKV_NO_RESIDENTS, "sekv.flags");
+    if (sekv.router != nullptr) {
+        const RouterWeights &router = sekv.router->weights;
+        const bool paper = p->sekv_paper();
+        if ((router.form == SKERRY_ROUTER_FORM_PAPER) != paper) {
+            return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_POLICY, -1, router.form,
+                        paper ? SKERRY_ROUTER_FORM_PAPER : SKERRY_ROUTER_FORM_PRODUCTION,
+                        "sekv.router (%s) has the form '%s', policy.fidelity is %s", router.model,
+                        router.form == SKERRY_ROUTER_FORM_PAPER ? "paper" : "production", paper ? "paper" : "production");
+        }
+        p->router = &router;
     }
+    if (p->sekv_paper()) return read_sekv_paper(policy, sekv, p, error);
+    if (sekv.budget_entries != 0 || sekv.reserved != 0)
+        return bad(error, SKERRY_SUBJECT_POLICY, sekv.budget_entries, 0, "sekv.budget_entries, which belongs to fidelity paper,");
+    constexpr uint32_t known = SKERRY_SEKV_NO_RESIDENTS | SKERRY_SEKV_SHARED_BASES;
+    if ((sekv.flags & ~known) != 0) return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, known, "sekv.flags");
     if (!is_r_format(p->key_format))
         return bad(error, SKERRY_SUBJECT_FORMAT, p->key_format, SKERRY_FORMAT_R3, "policy.key_format with SEKV");
     if (p->keeps_exact()) return bad(error, SKERRY_SUBJECT_FLAGS, p->flags, 0, "SKERRY_POLICY_KEEP_EXACT with SEKV: policy.flags");
@@ -576,6 +646,9 @@ Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyCon
     p->detail_error = sekv.detail_error;
     if (!(p->detail_error >= 0 && p->detail_error < 1))
         return bad(error, SKERRY_SUBJECT_FORMAT, 0, 1, "sekv.detail_error is no number from 0 to below 1: it");
+    p->shared_bases = (sekv.flags & SKERRY_SEKV_SHARED_BASES) != 0;
+    if (p->shared_bases && p->detail_error == 0)
+        return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, 0, "SKERRY_SEKV_SHARED_BASES without sekv.detail_error: sekv.flags");
     const auto ppm = [&](uint32_t given, uint32_t otherwise, uint32_t most, uint32_t least, const char *name, uint32_t *value) -> Status {
         *value = given == 0 ? otherwise : given;
         return *value >= least && *value <= most ? Status{SKERRY_OK} : bad(error, SKERRY_SUBJECT_POLICY, given, most, name);
@@ -590,16 +663,6 @@ Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyCon
     if (sekv.keep_windows < 0 || sekv.keep_windows > limits::max_keep_windows) {
         return bad(error, SKERRY_SUBJECT_POLICY, sekv.keep_windows, limits::max_keep_windows, "sekv.keep_windows");
     }
-    if (sekv.router != nullptr) {
-        const RouterWeights &router = sekv.router->weights;
-        if ((router.form == SKERRY_ROUTER_FORM_PAPER) != p->paper()) {
-            return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_POLICY, -1, router.form,
-                        p->paper() ? SKERRY_ROUTER_FORM_PAPER : SKERRY_ROUTER_FORM_PRODUCTION,
-                        "sekv.router (%s) has the form '%s', policy.fidelity is %s", router.model,
-                        router.form == SKERRY_ROUTER_FORM_PAPER ? "paper" : "production", p->paper() ? "paper" : "production");
-        }
-        p->router = &router;
-    }
     p->miss = sekv.miss;
     if (p->miss != SKERRY_ZOOM_WAIT && p->miss != SKERRY_ZOOM_SKIP)
         return bad(error, SKERRY_SUBJECT_POLICY, sekv.miss, SKERRY_ZOOM_SKIP, "sekv.miss");
@@ -608,11 +671,6 @@ Status read_sekv(const skerry_policy_desc &policy, skerry_dtype store, PolicyCon
 
 Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConfig *out, skerry_error *error) {
     skerry_policy_desc policy{};
-    if (p->sekv_paper()) return read_sekv_paper(policy, sekv, p, error);
-    if (sekv.budget_entries != 0 || sekv.reserved != 0)
-        return bad(error, SKERRY_SUBJECT_POLICY, sekv.budget_entries, 0, "sekv.budget_entries, which belongs to fidelity paper,");
-    constexpr uint32_t known = SKERRY_SEKV_NO_RESIDENTS | SKERRY_SEKV_SHARED_BASES;
-    if ((sekv.flags & ~known) != 0) return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, known, "sekv.flags");
     if (desc.policy != nullptr) {
         const Status status = read_struct(desc.policy, offsetof(skerry_policy_desc, sekv), &policy, sizeof policy, 1, "desc.policy", error);
         if (status < 0) return status;
@@ -630,10 +688,10 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     if (policy.prefill != SKERRY_PREFILL_SPLIT && policy.prefill != SKERRY_PREFILL_WHOLE) {
         return bad(error, SKERRY_SUBJECT_POLICY, policy.prefill, SKERRY_PREFILL_WHOLE, "policy.prefill");
     }
-    const bool paper = policy.fidelity == SKERRY_FIDELITY_PAPER;
-    if (paper && policy.kind != SKERRY_POLICY_QEVICT) {
-        return bad(error, SKERRY_SUBJECT_POLICY, policy.kind, SKERRY_POLICY_QEVICT, "policy.kind with fidelity paper");
+    if (policy.fidelity == SKERRY_FIDELITY_PAPER && policy.kind != SKERRY_POLICY_QEVICT && policy.kind != SKERRY_POLICY_SEKV) {
+        return bad(error, SKERRY_SUBJECT_POLICY, policy.kind, SKERRY_POLICY_SEKV, "policy.kind with fidelity paper");
     }
+    const bool paper = policy.fidelity == SKERRY_FIDELITY_PAPER && policy.kind == SKERRY_POLICY_QEVICT;
     PolicyConfig p;
     p.kind = policy.kind;
     p.fidelity = policy.fidelity;
@@ -646,9 +704,6 @@ Status read_policy(const skerry_cache_desc &desc, skerry_dtype store, PolicyConf
     }
     p.sinks = tokens_or(policy.sink_tokens, paper ? 5 : 4);
     if (p.sinks < 0 || p.sinks > limits::max_sinks) {
-    p->shared_bases = (sekv.flags & SKERRY_SEKV_SHARED_BASES) != 0;
-    if (p->shared_bases && p->detail_error == 0)
-        return bad(error, SKERRY_SUBJECT_FLAGS, sekv.flags, 0, "SKERRY_SEKV_SHARED_BASES without sekv.detail_error: sekv.flags");
         return bad(error, SKERRY_SUBJECT_SINKS, policy.sink_tokens, limits::max_sinks, "policy.sink_tokens");
     }
     p.recent = tokens_or(policy.recent_tokens, 32);
@@ -733,6 +788,15 @@ Status check_layer_policy(const PolicyConfig &p, const LayerGeometry &layer, int
                         "layer %d: fidelity paper needs key_dim = value_dim", index);
         }
     }
+    if (p.sekv_paper() && (layer.sliding_window > 0 || layer.softcap != 0)) {
+        return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_LAYER, index, layer.sliding_window, 0,
+                    "layer %d has a %s, which SEKV with fidelity paper does not know", index,
+                    layer.sliding_window > 0 ? "sliding window" : "softcap");
+    }
+    if (p.sekv_paper() && layer.key_dim != layer.value_dim) {
+        return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_VALUE_DIM, index, layer.value_dim, layer.key_dim,
+                    "layer %d: fidelity paper weights values by gates of the keys and needs key_dim = value_dim", index);
+    }
     if (p.zooms() && !p.residents && layer.sliding_window > 0) {
         return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_LAYER, index, layer.sliding_window, 0,
                     "layer %d sees a sliding window, of which nothing would be left: spans by surprisal and SKERRY_SEKV_NO_RESIDENTS are "
@@ -816,7 +880,7 @@ struct Totals {
 Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const PlanDevice &device, Totals *totals, skerry_error *error) {
     const PolicyConfig &p = plan.policy;
     Totals t;
-    t.table = sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0);
+    t.table = sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0) + (p.sekv_paper() ? paper_state_bytes : 0);
     for (int32_t i = 0; i < desc.layer_count; ++i) {
         LayerGeometry layer;
         if (const Status status = read_layer(desc, i, &layer, error); status < 0) return status;
@@ -938,16 +1002,18 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
                    "budget.length_tokens, which SEKV needs beside bytes or share_ppm,");
     }
     if (given.host_bytes != 0) {
-        if (!p.zooms())
+        if (p.kind != SKERRY_POLICY_SEKV)
             return bad(error, SKERRY_SUBJECT_BUDGET, static_cast<int64_t>(given.host_bytes), 0, "budget.host_bytes without SEKV");
         plan.host_limit = given.host_bytes / static_cast<uint64_t>(info.max_sequences);
     }
 
-    plan.bounded = given.bytes > 0 || given.share_ppm > 0 || p.paper();
+    const bool limited = given.bytes > 0 || given.share_ppm > 0;
+    // What a prompt will take is in its text: it is collected in what staging declares, and checked against the limit when it ends.
+    plan.bounded = limited || p.paper() || p.sekv_paper();
     uint64_t exact_round = 0; // one window of every lane
     // One walk: checks, full bytes, floors.
-    uint64_t floor =
-        sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0) + (p.spans ? static_cast<uint64_t>(span_capacity(plan)) * span_bytes : 0);
+    uint64_t floor = sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0) + (p.sekv_paper() ? paper_state_bytes : 0) +
+                     (p.spans ? static_cast<uint64_t>(span_capacity(plan)) * span_bytes : 0);
     uint64_t full_per_sequence = 0;
     uint64_t lanes_total = 0;
     for (int32_t i = 0; i < desc.layer_count; ++i) {
@@ -993,7 +1059,7 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
     plan.sequence_bytes = unlimited;
     info.budget_bytes = unlimited;
     Status over = SKERRY_OK;
-    if (plan.bounded && !p.paper()) {
+    if (limited && !p.paper()) {
         const uint64_t total = given.bytes > 0 ? given.bytes : scale_floor(info.full_cache_bytes, given.share_ppm, 1000000);
         plan.sequence_bytes = total / sequences;
         info.budget_bytes = total;
@@ -1090,6 +1156,11 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
             info.host_windows = totals.host_windows;
             info.fetch_windows = totals.fetch_windows;
         }
+    }
+    if (p.sekv_paper()) {
+        info.detail_format = SKERRY_FORMAT_L32;
+        info.router_trained = 1;
+        info.router_vectors = 1;
     }
     if (p.zooms()) {
         info.detail_format = p.detail_format;

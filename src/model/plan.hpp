@@ -35,6 +35,7 @@ struct PolicyConfig {
     uint32_t hysteresis_ppm = 1200000;
     uint32_t max_moves_ppm = 125000;
     uint32_t flags = 0;
+    uint32_t sekv_flags = 0;
     skerry_dtype store_dtype = SKERRY_DTYPE_F16;
 
     // SEKV.
@@ -52,11 +53,13 @@ struct PolicyConfig {
     float anchor_threshold = 1;
     int32_t detail_rank = 16;
     float detail_error = 0;
-
     bool shared_bases = false;
     int32_t full_resolution_below = 4;        // sekv_paper: shorter spans stay as they are
     int64_t budget_entries = INT64_MAX;       // sekv_paper: per query head
-    bool zooms() const { return kind == SKERRY_POLICY_SEKV; }
+
+    // SEKV as published: a prompt is collected like under `full`, and replaced as a whole when it ends (step/paper.hpp).
+    bool sekv_paper() const { return kind == SKERRY_POLICY_SEKV && fidelity == SKERRY_FIDELITY_PAPER; }
+    bool zooms() const { return kind == SKERRY_POLICY_SEKV && !sekv_paper(); }
     // Windows that one query reads out of so many.
     int64_t windows_read(int64_t windows) const {
         return static_cast<int64_t>((static_cast<uint64_t>(windows) * fetch_ppm + 999999) / 1000000);
@@ -67,9 +70,9 @@ struct PolicyConfig {
     bool zooms(const LayerGeometry &layer) const { return zooms() && layer.sliding_window == 0; }
     // The device holds history windows by score: in the full tier and in low bits.
     bool has_ladder() const { return kind == SKERRY_POLICY_QEVICT || (zooms() && residents); }
-    bool paper() const { return fidelity == SKERRY_FIDELITY_PAPER; }
+    bool paper() const { return kind == SKERRY_POLICY_QEVICT && fidelity == SKERRY_FIDELITY_PAPER; }
     // Windows leave the recent region at events; `full` keeps everything.
-    bool routes() const { return kind != SKERRY_POLICY_FULL; }
+    bool routes() const { return kind != SKERRY_POLICY_FULL && !sekv_paper(); }
     bool quantises() const { return kind == SKERRY_POLICY_QUANTISE || has_ladder(); }
     bool has_full_history() const { return kind == SKERRY_POLICY_EVICT || has_ladder(); }
     // Windows routed to the full tier lie in another format than recent ones.
@@ -149,9 +152,10 @@ uint64_t lane_table_bytes(const PolicyConfig &policy, const LayerGeometry &layer
 uint32_t epoch_table_bytes(const LayerGeometry &layer);
 inline constexpr uint64_t lane_state_bytes = 48;
 inline constexpr uint64_t layer_state_bytes = 112;
-inline constexpr uint64_t sequence_state_bytes = 968;
+inline constexpr uint64_t sequence_state_bytes = 992;
 // SEKV: of one sequence, and of one of its lanes.
 inline constexpr uint64_t zoom_state_bytes = 560;
+inline constexpr uint64_t paper_state_bytes = 160;
 inline constexpr uint64_t lane_zoom_bytes = 72;
 // The pool's own bytes per slot: a reference count.
 inline constexpr uint64_t slot_overhead_bytes = 2;

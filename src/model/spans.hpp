@@ -46,6 +46,15 @@ struct TokenSpan {
     int32_t rows() const { return static_cast<int32_t>(end - begin) - anchors.count(); }
 };
 
+// The same as published: the tokens between two anchors.
+struct PaperSpan {
+    int32_t begin = 0;
+    int32_t end = 0;
+    bool full_resolution = false; // shorter than l_min
+
+    int32_t tokens() const { return end - begin; }
+};
+
 struct SegmentState {
     int64_t next = 0;   // position of the next token
     int64_t begin = 0;  // of the open span; equals next while none is open

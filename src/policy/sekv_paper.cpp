@@ -119,6 +119,17 @@ void paper_summary(const float *weights, const float *rows, int64_t stride, int3
     }
 }
 
+void paper_spread(const float *weights, const float *rows, int64_t stride, int32_t tokens, int32_t dim, const float *mean, float *out) {
+    for (int32_t j = 0; j < dim; ++j) {
+        double sum = 0;
+        for (int32_t t = 0; t < tokens; ++t) {
+            const double apart = static_cast<double>(rows[t * stride + j]) - static_cast<double>(mean[j]);
+            sum += static_cast<double>(weights[t]) * apart * apart;
+        }
+        out[j] = static_cast<float>(sum);
+    }
+}
+
 int64_t paper_factor_scratch(int32_t tokens, int32_t dim) {
     const int64_t shorter = std::min(tokens, dim);
     return static_cast<int64_t>(tokens) * dim + (static_cast<int64_t>(tokens) + 1 + dim) * shorter +
@@ -293,6 +304,12 @@ struct Head {
         if (on) return 0;
         return off == PaperOff::leak ? std::log(gate_floor) : absent;
     }
+    double half_variance(const float *spread) const {
+        double sum = 0;
+        for (int32_t j = 0; j < memory.key_dim; ++j)
+            sum += static_cast<double>(query[j]) * static_cast<double>(query[j]) * static_cast<double>(spread[j]);
+        return 0.5 * scale() * scale() * sum;
+    }
     bool expanded(int32_t c) const { return any_head(group_zoom, group, compressed, c); }
 
     int64_t scores(double *rows, double *projected) const {
@@ -307,7 +324,9 @@ struct Head {
                     rows[count++] = score(span.keys + t * memory.key_dim);
                 continue;
             }
-            rows[count++] = score(span.keys) + std::log(span.tokens) + log_gate(zoom[c] == 0);
+            rows[count] = score(span.keys) + std::log(span.tokens) + log_gate(zoom[c] == 0);
+            if (span.spread != nullptr) rows[count] += half_variance(span.spread);
+            ++count;
             if (expanded(c)) {
                 const PaperFactors &factors = span.key_factors;
                 for (int32_t i = 0; i < factors.rank; ++i) {

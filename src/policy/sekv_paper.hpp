@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "model/spans.hpp"
+
 namespace skerry {
 
 enum class SekvFault : uint8_t {
@@ -25,14 +27,6 @@ enum class SekvFault : uint8_t {
 };
 
 // ---- anchors and spans ----
-
-struct PaperSpan {
-    int32_t begin = 0;
-    int32_t end = 0;
-    bool full_resolution = false; // shorter than l_min
-
-    int32_t tokens() const { return end - begin; }
-};
 
 struct PaperSegmentation {
     SekvFault fault = SekvFault::none;
@@ -58,6 +52,9 @@ void paper_weights(const float *nats, int32_t tokens, float *weights);
 
 // out [dim] = sum over t of weights[t] * rows[t]; rows lie `stride` elements apart.
 void paper_summary(const float *weights, const float *rows, int64_t stride, int32_t tokens, int32_t dim, float *out);
+
+// out [dim] = sum over t of weights[t] * (rows[t] - mean)^2 per channel: the diagonal of the weighted covariance. Not in the paper.
+void paper_spread(const float *weights, const float *rows, int64_t stride, int32_t tokens, int32_t dim, const float *mean, float *out);
 
 constexpr int32_t paper_rank(int32_t tokens, int32_t dim, int32_t rank_max) {
     const int32_t shorter = tokens < dim ? tokens : dim;
@@ -170,6 +167,8 @@ struct PaperMemorySpan {
     PaperFactors value_factors;
     const float *key_gates = nullptr;   // [rank], null: 1
     const float *value_gates = nullptr; // REF: the key's
+    // [key_dim] or null. The summary's logit gains half the variance of the span's logits, q^T C q scale^2 / 2.
+    const float *spread = nullptr;
 };
 
 struct PaperMemory {

@@ -13,6 +13,7 @@
 #include "limits.hpp"
 #include "model/plan.hpp"
 #include "model/spans.hpp"
+#include "seq/paper.hpp"
 #include "seq/zoom.hpp"
 #include "stats/diagnostics.hpp"
 #include "store/pool.hpp"
@@ -102,7 +103,11 @@ struct Sequence {
     Buffer<int64_t> pending; // [entry] masses of the open step that no event has folded into the scores
     Buffer<uint8_t> saved;   // [layer] saved_*
     Buffer<LayerState> undo_layers;
-    Owned<ZoomTables> zoom; // SEKV
+    Owned<ZoomTables> zoom;  // SEKV
+    Owned<PaperState> paper; // SEKV with fidelity paper
+
+    // Its prompt has ended under fidelity paper: it holds no tiles any more, and takes no tokens.
+    bool is_memory() const { return paper && paper->memory != nullptr; }
 
     Lane &lane(int32_t index) { return tables.lanes[static_cast<size_t>(index)]; }
     const Lane &lane(int32_t index) const { return tables.lanes[static_cast<size_t>(index)]; }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "codec/epoch.hpp"
+#include "step/memory.hpp"
 #include "step/zoom.hpp"
 
 namespace skerry {
@@ -456,6 +457,13 @@ Status check_layer(skerry_step *step, int32_t layer, skerry_error *error) {
     return SKERRY_OK;
 }
 
+// What a host would attend to by itself.
+Status check_tiles(const skerry_step *step, int32_t seq_index, skerry_error *error) {
+    if (!step->seqs[static_cast<size_t>(seq_index)].seq->is_memory()) return SKERRY_OK;
+    return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_SEQUENCE, seq_index, SKERRY_FIDELITY_PAPER, SKERRY_FIDELITY_PRODUCTION,
+                "fidelity paper chooses and weights rows per query head: behind its prompt only skerry_step_attend reads the sequence");
+}
+
 } // namespace
 
 Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_error *error) {
@@ -526,8 +534,20 @@ Status step_attend(skerry_step *step, const skerry_attend_desc &desc, skerry_err
     bool moved = false;
     const int32_t source = layer.source;
     for (const StepSequence &part : step->seqs) {
+        if (!part.seq->is_memory() || (whole && desc.sink_logits == nullptr)) continue;
+        return fail(error, SKERRY_ERROR_UNSUPPORTED, SKERRY_SUBJECT_SEQUENCE, static_cast<int32_t>(&part - step->seqs.begin()), tiers,
+                    every_tier, "fidelity paper has one softmax over everything, without %s",
+                    whole ? "sink_logits" : "a part of the tiers");
+    }
+    for (const StepSequence &part : step->seqs) {
         Sequence *seq = part.seq;
         const int64_t end = part.base + part.count;
+        if (seq->is_memory()) {
+            const MemoryCall memory{step,         &layer, desc.layer, call.queries, call.out, call.lse, call.has_lse, call.bad_queries != 0,
+                                    call.remember};
+            if (const Status status = memory_attend(memory, part, error); status < 0) return status;
+            continue;
+        }
         if (scores && p.routes()) save_queries(cache, seq, source);
         int64_t position = part.base;
         while (position < end) {
@@ -619,6 +639,7 @@ Status step_observe(skerry_step *step, const skerry_observe_desc &desc, skerry_e
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, desc.layer, error); status < 0) return status;
     if (const Status status = host_stops(step, desc.layer, error); status < 0) return status;
+    if (const Status status = check_tiles(step, desc.seq_index, error); status < 0) return status;
     const StepSequence &part = step->seqs[static_cast<size_t>(desc.seq_index)];
     Sequence *seq = part.seq;
     uint8_t &seen = step->observed[static_cast<size_t>(desc.seq_index) * static_cast<size_t>(cache->lanes) +
@@ -832,6 +853,7 @@ Status step_view(skerry_step *step, int32_t seq_index, int32_t index, int32_t he
     skerry_cache *cache = step->cache;
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, index, error); status < 0) return status;
+    if (const Status status = check_tiles(step, seq_index, error); status < 0) return status;
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(index)];
     const RowList list = zoomed_list(cache, step->seqs[static_cast<size_t>(seq_index)], layer, head);
     int32_t count = 0;
@@ -861,6 +883,7 @@ Status step_gather(skerry_step *step, const skerry_gather_desc &desc, int32_t *t
     skerry_cache *cache = step->cache;
     Lock lock(cache->step_mutex);
     if (const Status status = check_layer(step, desc.layer, error); status < 0) return status;
+    if (const Status status = check_tiles(step, desc.seq_index, error); status < 0) return status;
     const LayerGeometry &layer = cache->layers[static_cast<size_t>(desc.layer)];
     Sequence *seq = step->seqs[static_cast<size_t>(desc.seq_index)].seq;
     const Lane &lane = seq->lane(layer.lane + desc.kv_head);

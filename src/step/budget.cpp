@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "step/cache.hpp"
+#include "step/memory.hpp"
 
 namespace skerry {
 
@@ -87,6 +87,17 @@ Status cache_set_budget(skerry_cache *cache, const skerry_budget_desc &budget, s
         if (seq->prefilling) {
             status = fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, -1, static_cast<int64_t>(seq->id), 0,
                           "a sequence is collecting its prompt");
+            return;
+        }
+        if (seq->is_memory()) {
+            const PromptMemory &memory = *seq->paper->memory;
+            const uint64_t device = memory_sequence_bytes(cache, plan, memory), host = memory.host.size() * sizeof(float);
+            if (device > plan.sequence_bytes || host > plan.host_limit) {
+                status = fail(error, SKERRY_ERROR_OVER_BUDGET, SKERRY_SUBJECT_BUDGET, -1, static_cast<int64_t>(device),
+                              static_cast<int64_t>(plan.sequence_bytes),
+                              "a prompt under fidelity paper never changes: it takes %llu bytes on the device and %llu on the host",
+                              static_cast<unsigned long long>(device), static_cast<unsigned long long>(host));
+            }
             return;
         }
         if (plan.policy.routes() || !plan.bounded) return;

@@ -1,3 +1,4 @@
+#include "step/memory.hpp"
 #include "step/zoom.hpp"
 
 #include <algorithm>
@@ -9,7 +10,8 @@ skerry_cache::skerry_cache(skerry_context *owner)
       frequencies(allocator, skerry::Owner::context), layers(allocator, skerry::Owner::context), quotas(allocator, skerry::Owner::context),
       classes(allocator, skerry::Owner::context), pool(allocator, skerry::Owner::pool), exact_pool(allocator, skerry::Owner::exact),
       host(allocator, skerry::Owner::host), zoom_slots(allocator, skerry::Owner::tables), sequences(allocator, skerry::Owner::context),
-      spare(allocator, skerry::Owner::context), scratch(allocator, skerry::Owner::scratch, 64), step(allocator) {}
+      spare(allocator, skerry::Owner::context), scratch(allocator, skerry::Owner::scratch, 64),
+      memory_scratch(allocator, skerry::Owner::scratch, 64), step(allocator) {}
 
 namespace skerry {
 
@@ -260,6 +262,7 @@ void cache_destroy(skerry_cache *cache) {
     skerry_context *context = cache->context;
     cache->sequences.for_each([&](uint64_t, Sequence *seq) {
         zoom_clear(cache, seq);
+        memory_clear(cache, seq);
         for (size_t i = 0; i < cache->layers.size(); ++i) {
             const LayerGeometry &layer = cache->layers[i];
             if (layer.source != static_cast<int32_t>(i)) continue;
@@ -326,6 +329,7 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
     info->used_quantised_bytes = 0;
     info->used_dormant_bytes = 0;
     info->used_zoom_bytes = 0;
+    info->used_summary_bytes = 0;
     for (const ZoomSlot &slot : cache->zoom_slots)
         info->used_zoom_bytes += slot.seq != nullptr ? cache->plan.staged_slot_bytes : 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
@@ -347,6 +351,7 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
     }
     uint64_t full_cache = 0;
     uint64_t used_tables = 0;
+    uint64_t used_host = cache->host.used_bytes();
     const PolicyConfig &p = cache->policy();
     cache->sequences.for_each([&](uint64_t, Sequence *seq) {
         for (size_t i = 0; i < cache->layers.size(); ++i) {
@@ -372,11 +377,26 @@ void cache_memory(skerry_cache *cache, skerry_memory_info *info) {
             }
         }
         used_tables += sequence_state_bytes + (p.zooms() ? zoom_state_bytes : 0);
+        if (!seq->paper) return;
+        used_tables += paper_state_bytes + seq->paper->zoomed.size();
+        if (!seq->is_memory()) return;
+        // Forks share a memory: it counts where it is met first.
+        const PromptMemory &memory = *seq->paper->memory;
+        bool first = true;
+        cache->sequences.for_each([&](uint64_t id, Sequence *other) {
+            if (other->is_memory() && other->paper->memory == &memory && id < seq->id) first = false;
+        });
+        if (!first) return;
+        info->used_full_bytes += memory.exact_bytes;
+        info->used_summary_bytes += memory.device.size() - memory.exact_bytes;
+        used_tables += memory_table_bytes(cache, memory);
+        used_host += memory.host.size() * sizeof(float);
     });
     info->used_quantised_bytes -= std::min(info->used_quantised_bytes, info->used_dormant_bytes);
-    info->used_bytes = info->used_full_bytes + info->used_quantised_bytes + info->used_dormant_bytes + info->used_zoom_bytes + used_tables;
+    info->used_bytes = info->used_full_bytes + info->used_quantised_bytes + info->used_dormant_bytes + info->used_zoom_bytes +
+                       info->used_summary_bytes + used_tables;
     info->host_bytes = a.live_bytes(Owner::host);
-    info->used_host_bytes = cache->host.used_bytes();
+    info->used_host_bytes = used_host;
     info->used_exact_bytes = cache->exact_pool.used_bytes();
     info->full_cache_bytes = full_cache;
 }
@@ -393,6 +413,8 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
     Status status = SKERRY_OK;
     cache->sequences.for_each([&](uint64_t, Sequence *seq) {
         if (status != SKERRY_OK) return;
+        if (seq->is_memory() && !memory_consistent(cache, *seq->paper->memory))
+            status = broken(-1, static_cast<int64_t>(seq->id), 0, "a prompt's memory");
         for (size_t i = 0; i < cache->layers.size() && status == SKERRY_OK; ++i) {
             const LayerGeometry &layer = cache->layers[i];
             if (layer.source != static_cast<int32_t>(i)) continue;
@@ -435,18 +457,32 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
                     const LaneZoom &zoom = tables.lane(layer.lane + h);
                     if (zoom.windows > zoom.capacity)
                         status = broken(static_cast<int32_t>(i), zoom.windows, zoom.capacity, "windows with detail within their table");
+                    uint64_t units = 0;
                     for (uint32_t w = 0; w < zoom.windows; ++w) {
                         const HostEntry &entry = tables.entries(zoom)[w];
+                        if (entry.place != no_place) units += detail_bytes(p, layer, entry) / place_bytes;
                         if (entry.place != no_place && cache->host.references(entry.place) == 0)
                             status = broken(static_cast<int32_t>(i), w, 0, "a window's detail is in use");
                         if (entry.place != no_place && is_r_format(entry.key_format) && entry.epoch >= lane.epochs)
                             status = broken(static_cast<int32_t>(i), entry.epoch, lane.epochs, "detail names a live epoch");
+                        for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
+                            if (entry.place == no_place || entry.basis[side] == 0) continue;
+                            const HostEntry *owner = entry.basis[side] <= w ? &entry - entry.basis[side] : nullptr;
+                            const auto rank = [&](const HostEntry &e) {
+                                return side == SKERRY_SIDE_KEY ? tile_key_rank(e.epoch) : tile_value_rank(e.epoch);
+                            };
+                            if (owner == nullptr || owner->place == no_place || owner->key_format != entry.key_format ||
+                                owner->basis[side] != 0 || rank(*owner) != rank(entry))
+                                status = broken(static_cast<int32_t>(i), w, entry.basis[side], "the entry that a shared basis belongs to");
+                        }
                         if (entry.slot == no_slot) continue;
                         const bool named = entry.slot < cache->zoom_slots.size() && cache->zoom_slots[entry.slot].seq == seq &&
                                            cache->zoom_slots[entry.slot].lane == layer.lane + h &&
                                            cache->zoom_slots[entry.slot].window == static_cast<int32_t>(w);
                         if (!named) status = broken(static_cast<int32_t>(i), entry.slot, w, "a fetched window's slot holds it");
                     }
+                    if (units != zoom.host_units)
+                        status = broken(static_cast<int32_t>(i), zoom.host_units, static_cast<int64_t>(units), "a lane's part of the host");
                 }
                 if (status == SKERRY_OK && position > seq->length && !cache->step.open) {
                     status = broken(static_cast<int32_t>(i), position, seq->length, "the list ends at the sequence's length or before");
@@ -465,24 +501,12 @@ Status cache_check(skerry_cache *cache, skerry_error *error) {
         const LaneZoom &zoom = slot.seq->zoom->lane(slot.lane);
         if (slot.window >= static_cast<int32_t>(zoom.windows) || slot.seq->zoom->entries(zoom)[slot.window].slot != k)
             return broken(slot.lane, slot.window, static_cast<int64_t>(k), "a slot's window names it");
-                        for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
-                            if (entry.place == no_place || entry.basis[side] == 0) continue;
-                            const HostEntry *owner = entry.basis[side] <= w ? &entry - entry.basis[side] : nullptr;
-                            const auto rank = [&](const HostEntry &e) {
-                                return side == SKERRY_SIDE_KEY ? tile_key_rank(e.epoch) : tile_value_rank(e.epoch);
-                            };
-                            if (owner == nullptr || owner->place == no_place || owner->key_format != entry.key_format ||
-                                owner->basis[side] != 0 || rank(*owner) != rank(entry))
-                                status = broken(static_cast<int32_t>(i), w, entry.basis[side], "the entry that a shared basis belongs to");
-                        }
     }
     if (!cache->step.open) {
         uint64_t counted = 0;
         for (int32_t k = 0; k < cache->pool.class_count(); ++k) {
             for (uint64_t i = 0; i < cache->pool.slots(k); ++i) {
                 counted += cache->pool.references(cache->pool.place_of(k, i));
-                    if (units != zoom.host_units)
-                        status = broken(static_cast<int32_t>(i), zoom.host_units, static_cast<int64_t>(units), "a lane's part of the host");
                 if (cache->pool.slots(k) > 4096) break; // place_of walks chunks: large pools are covered by consistent()
             }
             if (cache->pool.slots(k) > 4096) return SKERRY_OK;

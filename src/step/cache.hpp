@@ -135,6 +135,7 @@ struct skerry_cache {
     skerry::HandleTable<skerry::Sequence *> sequences;
     skerry::Buffer<skerry::Sequence *> spare; // under a budget: closed sequences, with their tables
     skerry::Buffer<uint8_t> scratch;
+    skerry::Buffer<uint8_t> memory_scratch; // of attention to prompts that have ended, under fidelity paper
     skerry_step step;
     skerry::Mutex step_mutex; // calls on different layers of one step
     skerry_counters counters{};

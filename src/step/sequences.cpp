@@ -3,6 +3,7 @@
 
 #include "base/hash.hpp"
 #include "codec/epoch.hpp"
+#include "step/memory.hpp"
 #include "step/zoom.hpp"
 
 namespace skerry {
@@ -83,6 +84,7 @@ Sequence *sequence_make(skerry_cache *cache) {
         seq->pending.resize(entries);
     }
     if (p.zooms()) zoom_make(cache, seq.get());
+    if (p.sekv_paper()) seq->paper = make_owned<PaperState>(cache->allocator, Owner::tables, cache->allocator);
     return seq.detach();
 }
 
@@ -313,6 +315,7 @@ void lane_release(skerry_cache *cache, LaneTables &tables, Lane &lane) {
 
 void sequence_destroy(skerry_cache *cache, Sequence *seq) {
     zoom_clear(cache, seq);
+    memory_clear(cache, seq);
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
@@ -370,13 +373,15 @@ bool sequence_can_truncate(const skerry_cache *cache, const Sequence *seq, int64
     if (ahead == 0) return length >= sequence_lowest_truncate(cache, seq);
     const PolicyConfig &p = cache->policy();
     const int64_t end = seq->length + ahead;
+    if (seq->paper) return length >= (seq->is_memory() ? seq->paper->memory->tokens : end);
     const int64_t next = sequence_next_event(cache, seq);
     const bool prompt_may_end = p.prefill == SKERRY_PREFILL_WHOLE && p.routes() && (seq->prefilling || seq->prompt_length < 0);
     const bool moves = (next >= 0 && next <= end) || prompt_may_end;
     // An event may move whatever has left the recent region by then.
     const int64_t routed = p.paper() ? std::max<int64_t>(0, (end + 1 - p.sinks + p.window - 1) / p.window - p.recent / p.window)
                                      : std::max<int64_t>(0, (end - p.sinks - p.recent) / p.window);
-    const int64_t from = moves && routed > 0 ? p.sinks + routed * p.window : 0;
+    int64_t from = moves && routed > 0 ? p.sinks + routed * p.window : 0;
+    if (p.spans && moves) from = std::max(from, end - p.recent); // spans end anywhere
     return length >= lowest_length(cache, seq, from, end, moves || !p.routes() ? end : -1);
 }
 
@@ -475,6 +480,7 @@ bool own_cut_windows(skerry_cache *cache, Sequence *seq, int64_t length) {
 void set_length(skerry_cache *cache, Sequence *seq, int64_t length) {
     if (length == 0) {
         zoom_clear(cache, seq);
+        memory_clear(cache, seq);
         clear_sequence(seq);
         return;
     }
@@ -558,10 +564,12 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
     child->prefilling = parent->prefilling;
     child->surprisal = parent->surprisal;
     try {
+        memory_fork(cache, parent, child);
         fits = own_cut_windows(cache, child, length);
         if (fits) child->id = cache->sequences.insert(child);
     } catch (...) {
         zoom_clear(cache, child);
+        memory_clear(cache, child);
         for (Lane &lane : child->tables.lanes)
             lane_release(cache, child->tables, lane);
         close_sequence(cache, std::move(made));
@@ -569,6 +577,7 @@ Status sequence_fork(skerry_cache *cache, Sequence *parent, int64_t length, sker
     }
     if (!fits) {
         zoom_clear(cache, child);
+        memory_clear(cache, child);
         for (Lane &lane : child->tables.lanes)
             lane_release(cache, child->tables, lane);
         close_sequence(cache, std::move(made));
@@ -668,6 +677,10 @@ int64_t selection_rank(const skerry_cache *cache, const Sequence *seq, const Lay
 void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, int32_t head, skerry_range *ranges, int32_t capacity,
                      int32_t *needed) {
     const LayerGeometry &geometry = cache->layers[static_cast<size_t>(layer)];
+    if (seq->is_memory()) {
+        memory_list(cache, seq, geometry, head, ranges, capacity, needed);
+        return;
+    }
     const Lane &lane = seq->lane(geometry.lane + head);
     const LayerState &state = seq->layers[static_cast<size_t>(geometry.source)];
     const LaneZoom *zoom = seq->zoom ? &seq->zoom->lane(geometry.lane + head) : nullptr;
@@ -725,6 +738,10 @@ void sequence_info(skerry_cache *cache, const Sequence *seq, skerry_seq_info *in
     info->full_tokens = info->quantised_tokens = info->evicted_tokens = info->host_tokens = 0;
     info->host_bytes = 0;
     info->used_bytes = info->charged_bytes = info->exact_bytes = 0;
+    if (seq->is_memory()) {
+        memory_info(cache, seq, info);
+        return;
+    }
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;
@@ -767,6 +784,7 @@ uint64_t sequence_fingerprint(skerry_cache *cache, const Sequence *seq) {
     add_number(seq->length);
     add_number(seq->prompt_length);
     add_number(seq->prefilling ? 1 : 0);
+    memory_hash(seq, &hash);
     for (size_t i = 0; i < cache->layers.size(); ++i) {
         const LayerGeometry &layer = cache->layers[i];
         if (layer.source != static_cast<int32_t>(i)) continue;

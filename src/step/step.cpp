@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "base/half.hpp"
+#include "step/memory.hpp"
 #include "step/zoom.hpp"
 
 namespace skerry {
@@ -31,6 +32,7 @@ Status wrong(skerry_error *error, uint32_t subject, int32_t index, int64_t found
 
 bool collects_prompt(const skerry_step *step, const Sequence *seq) {
     const PolicyConfig &p = step->cache->policy();
+    if (seq->is_memory()) return false;
     return p.prefill == SKERRY_PREFILL_WHOLE && (seq->prompt_length < 0 || seq->prefilling || (step->flags & SKERRY_STEP_PREFILL) != 0);
 }
 
@@ -40,6 +42,7 @@ void count_slots(const skerry_cache *cache, const Sequence *seq, int32_t count, 
     uint64_t sinks = 0;
     uint64_t windows = 0;
     *tiles = 0;
+    if (seq->is_memory()) return;
     for_each_tile(p, seq->length, seq->length + count, [&](int64_t first, int32_t, bool starts_slot, bool sink) {
         if (first < seq->length) return;
         ++*tiles;
@@ -156,7 +159,7 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
     for (size_t s = 0; s < step->seqs.size(); ++s) {
         const StepSequence &part = step->seqs[s];
         count_slots(cache, part.seq, part.count, &needed, &more[s]);
-        if (!cache->plan.bounded) continue;
+        if (!cache->plan.bounded || part.seq->is_memory()) continue;
         uint32_t windows = 0;
         for_each_tile(p, part.base, part.base + part.count,
                       [&](int64_t first, int32_t, bool starts, bool sink) { windows += first >= part.base && starts && !sink ? 1 : 0; });
@@ -214,6 +217,8 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         for (TablesAndSequence &entry : tables)
             adopt_tables(cache, entry.seq, std::move(entry.tables));
     }
+    for (const StepSequence &part : step->seqs)
+        memory_reserve(part);
     step->transitions.clear();
 
     // Nothing below can fail.
@@ -223,8 +228,10 @@ Status step_begin(skerry_cache *cache, const skerry_step_desc &desc, skerry_step
         std::memcpy(seq->undo_layers.data(), seq->layers.data(), seq->layers.size() * sizeof(LayerState));
         std::memset(seq->saved.data(), 0, seq->saved.size());
         zoom_begin(seq);
+        memory_begin(part);
         seq->in_step = true;
         seq->step_surprisal = seq->surprisal;
+        if (seq->is_memory()) continue;
         for (size_t i = 0; i < cache->layers.size(); ++i) {
             const LayerGeometry &layer = cache->layers[i];
             if (layer.source != static_cast<int32_t>(i)) continue;
@@ -316,6 +323,7 @@ Status step_append(skerry_step *step, int32_t index, const skerry_tensor &keys, 
         if (bad_values != 0) zero_unstorable(row, dim, p.store_dtype);
     };
     for (const StepSequence &part : step->seqs) {
+        if (part.seq->is_memory()) continue; // sekv.md 5: keys and values of generated tokens are dropped
         for (int32_t h = 0; h < layer.kv_heads; ++h) {
             Lane &lane = part.seq->lane(layer.lane + h);
             skerry_tile *tiles = part.seq->tiles(lane);
@@ -441,6 +449,7 @@ void finish_sequence(skerry_step *step, const StepSequence &part) {
             }
         }
     }
+    if (seq->paper) memory_commit(cache, seq);
     seq->length = end;
     seq->surprisal = seq->step_surprisal;
     if (collecting) {
@@ -482,6 +491,7 @@ Status step_surprisal(skerry_step *step, int32_t seq_index, const float *nats, s
     if (seq->step_surprisal.count != seq->surprisal.count) {
         return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, seq_index, 2, 1, "surprisal was handed over already in this step");
     }
+    if (seq->paper) memory_surprisal(part, nats);
     if (seq->zoom && step->cache->policy().spans) spans_add(seq, part.base, nats, part.count);
     for (int32_t i = 0; i < part.count; ++i)
         seq->step_surprisal.add(static_cast<double>(nats[i]));
@@ -507,6 +517,7 @@ Status step_commit(skerry_step *step, skerry_error *error) {
         return fail(error, SKERRY_ERROR_STATE, SKERRY_SUBJECT_SEQUENCE, static_cast<int32_t>(s), part.base, 0,
                     "spans are cut by surprisal: skerry_step_surprisal comes before the commit");
     }
+    if (const Status status = memory_build(step, error); status < 0) return status;
     for (const StepSequence &part : step->seqs) {
         finish_sequence(step, part);
         step->counters.tokens_appended += static_cast<uint64_t>(part.count);

@@ -1258,7 +1258,7 @@ TEST_CASE("bad options are refused by name") {
         refuse([&](Setup &s) { s.policy.kind = kind; }, argument, {SKERRY_SUBJECT_POLICY}, "sekv");
     refuse([](Setup &s) { s.policy.key_format = s.policy.value_format = SKERRY_FORMAT_C2; }, argument, {SKERRY_SUBJECT_FORMAT}, "SEKV");
     refuse([](Setup &s) { s.policy.flags = SKERRY_POLICY_KEEP_EXACT; }, argument, {SKERRY_SUBJECT_FLAGS}, "KEEP_EXACT");
-    refuse([](Setup &s) { s.policy.fidelity = SKERRY_FIDELITY_PAPER; }, argument, {SKERRY_SUBJECT_POLICY}, "fidelity");
+    refuse([](Setup &s) { s.policy.fidelity = SKERRY_FIDELITY_PAPER; }, SKERRY_ERROR_UNSUPPORTED, {SKERRY_SUBJECT_POLICY}, "fidelity");
     // A budget that says how long, and bytes of the host without a host tier.
     refuse([](Setup &s) { s.budget.length_tokens = 0; }, argument, {SKERRY_SUBJECT_BUDGET}, "length_tokens");
     refuse([](Setup &s) { s.budget.bytes = 0; }, argument, {SKERRY_SUBJECT_BUDGET}, "length_tokens");

@@ -1,10 +1,13 @@
 """Reading windows back from the host, against numpy."""
 
+import os
+import tempfile
 import unittest
 
 import numpy
 
 from support import attention, fill, layer, random, skerry
+from skerry import router_files
 
 
 def make(*, sekv=None, share=None, transfers=0, layers=None, length=320, size=3.0, **more):
@@ -47,6 +50,41 @@ class Sekv(unittest.TestCase):
             self.assertEqual(info.evicted_tokens, 0)
             self.assertEqual(memory.host_bytes, cache.plan.host_bytes)
             self.assertGreater(memory.used_host_bytes, 0)
+
+    def test_as_published_with_everything_expanded_is_full_attention_to_the_prompt(self):
+        config = dict(form='paper', model='toy', num_layers=1, num_q_heads=4, num_kv_heads=2, head_dim=32, summary_dim=4, rank_max=32)
+        shapes = router_files.shapes(dict(config))
+        tensors = {name: numpy.zeros(shape, numpy.float32) for name, shape in shapes.items() if name in router_files._PAPER}
+        tensors['g_phi.mlp.4.bias'][:] = 40   # gates of 1
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'router.safetensors')
+            router_files.write(path, tensors, config)
+            router = skerry.Router(path)
+        options = skerry.Sekv(router=router, absent_rows=True, group_choice=True, budget_entries=100000, span_min_tokens=0)
+        with skerry.Cache([layer(key_dim=32)], policy=skerry.Policy('sekv', fidelity='paper', sekv=options), store_dtype='f32',
+                          staging_tokens=256) as cache:
+            sequence = cache.sequence()
+            keys, values, nats = random((150, 2, 32), 1), random((150, 2, 32), 2), numpy.abs(random((150,), 3))
+            with cache.step(sequence, 150) as step:
+                step.append(0, keys, values)
+                step.attend(0, random((150, 4, 32), 4))
+                step.surprisal(nats)
+            for turn in range(3):
+                query = random((1, 4, 32), 10 + turn)
+                with cache.step(sequence, 1) as step:
+                    step.append(0, random((1, 2, 32), 20 + turn), random((1, 2, 32), 30 + turn))
+                    out, lse = step.attend(0, query)
+                wanted, wanted_lse = attention(query, keys, values, first=149)
+                numpy.testing.assert_allclose(out, wanted, atol=2e-5)
+                numpy.testing.assert_allclose(lse, wanted_lse, atol=2e-5)
+            tiers = {piece.tier for piece in sequence.ranges(0, 0)}
+            self.assertEqual(tiers, {'full', 'summary', 'evicted'})
+            self.assertGreater(cache.memory().used_summary_bytes, 0)
+            self.assertEqual(cache.plan.fidelity, 'paper')
+            with self.assertRaises(skerry.ArgumentError):
+                sequence.truncate(100)
+        with self.assertRaises(skerry.ArgumentError):
+            skerry.Context().plan([layer(key_dim=32)], policy=skerry.Policy('sekv', fidelity='paper'))
 
     def test_options_and_what_became_of_them(self):
         options = skerry.Sekv(detail_format='r8', fetch_ppm=250000, refine_ppm=500000, hysteresis_ppm=3000000)

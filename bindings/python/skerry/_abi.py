@@ -160,6 +160,8 @@ typedef struct skerry_sekv_desc {
     int32_t detail_rank;
     float detail_error;
     skerry_router *router;
+    int32_t budget_entries;
+    uint32_t reserved;
 } skerry_sekv_desc;
 typedef struct skerry_policy_desc {
     uint32_t struct_size;
@@ -422,6 +424,7 @@ typedef struct skerry_memory_info {
     uint64_t host_bytes;
     uint64_t used_host_bytes;
     uint64_t used_zoom_bytes;
+    uint64_t used_summary_bytes;
 } skerry_memory_info;
 skerry_status skerry_cache_get_memory(skerry_cache *cache, skerry_memory_info *info, skerry_error *error);
 typedef struct skerry_counters {
@@ -605,6 +608,7 @@ SKERRY_FORMAT_L8 = 26
 SKERRY_FORMAT_L4 = 27
 SKERRY_TIER_FULL = 1
 SKERRY_TIER_QUANTISED = 2
+SKERRY_TIER_SUMMARY = 3
 SKERRY_TIER_HOST = 4
 SKERRY_TIER_EVICTED = 8
 SKERRY_TIERS_FULL = 2
@@ -641,15 +645,15 @@ SKERRY_SEGMENTS_SURPRISAL = 2
 SKERRY_ZOOM_WAIT = 0
 SKERRY_ZOOM_SKIP = 1
 SKERRY_SEKV_NO_RESIDENTS = 1
-SKERRY_NONFINITE_REFUSE = 0
-SKERRY_NONFINITE_ZERO = 1
-SKERRY_CACHE_EXACT_ATTEND = 1
-SKERRY_SEQ_PREFILLING = 1
 SKERRY_SEKV_SHARED_BASES = 2
 SKERRY_SEKV_ABSENT_ROWS = 256
 SKERRY_SEKV_VALUE_GATES = 512
 SKERRY_SEKV_GROUP_CHOICE = 1024
 SKERRY_SEKV_SECOND_ORDER = 2048
+SKERRY_NONFINITE_REFUSE = 0
+SKERRY_NONFINITE_ZERO = 1
+SKERRY_CACHE_EXACT_ATTEND = 1
+SKERRY_SEQ_PREFILLING = 1
 SKERRY_RANGE_RECOVERED = 1
 SKERRY_RANGE_SHARED = 2
 SKERRY_RANGE_LEDGERED = 4

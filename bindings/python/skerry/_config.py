@@ -274,9 +274,10 @@ def policy_desc(library, policy, keep):
 def sekv_desc(library, sekv, keep):
     desc = library.new('skerry_sekv_desc')
     desc.detail_format = _names.FORMAT.value(sekv.detail_format)
-    for name in ('fetch_ppm', 'refine_ppm', 'hysteresis_ppm', 'span_min_tokens', 'span_max_tokens', 'anchor_threshold', 'detail_rank',
+    for name in ('fetch_ppm', 'refine_ppm', 'hysteresis_ppm', 'budget_entries', 'span_max_tokens', 'anchor_threshold', 'detail_rank',
                  'detail_error'):
         setattr(desc, name, _number(getattr(sekv, name)))
+    desc.span_min_tokens = _abi.SKERRY_NONE_TOKENS if sekv.span_min_tokens == 0 else _number(sekv.span_min_tokens)
     desc.segmentation = _names.SEGMENTS.value(sekv.segmentation)
     desc.keep_windows = sekv.keep_windows
     desc.miss = _names.ZOOM_MISS.value(sekv.miss)

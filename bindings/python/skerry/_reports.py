@@ -168,6 +168,7 @@ class MemoryInfo:
     host_bytes: int  #: sekv: host memory for detail, its tables included
     used_host_bytes: int  #: of these: detail in use
     used_zoom_bytes: int  #: slots of fetched windows in use, kept and staged
+    used_summary_bytes: int  #: sekv with fidelity paper: summary rows, and their projections for the router
 
 
 @dataclasses.dataclass(frozen=True)
