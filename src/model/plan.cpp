@@ -140,14 +140,27 @@ void set_undo_slots(const CachePlan &plan, int32_t step_tokens, LaneQuota *q) {
 uint64_t host_detail_bytes(const PolicyConfig &p, const LayerGeometry &layer) {
     return p.detail_error > 0 ? slot_bytes(SKERRY_FORMAT_R4, SKERRY_FORMAT_R4, layer, p.detail_tokens(), 0) : detail_slot_bytes(p, layer);
 }
-// The same with its reference count and its entry.
-uint64_t host_bytes_each(const PolicyConfig &p, const LayerGeometry &layer) {
-    const uint64_t bytes = host_detail_bytes(p, layer);
-    return bytes + bytes / place_bytes * host_unit_overhead_bytes + host_entry_bytes + host_extent_bytes;
-}
 
 // Spans of a sequence.
 int64_t span_capacity(const CachePlan &plan) { return plan.length_tokens / plan.policy.span_min + limits::spare_spans; }
+
+// Bytes of detail that `windows` of them can take: rows of spans are tokens of the sequence, and each span fills its last tile at worst to
+// one row. Low-rank records of short spans are not that much smaller.
+uint64_t host_need(const CachePlan &plan, const LayerGeometry &layer, int64_t windows) {
+    const PolicyConfig &p = plan.policy;
+    // A limit that is given decides by itself how much a bound on the error may take.
+    const bool limited = p.spans && plan.host_limit != unlimited;
+    const uint64_t each = limited ? detail_slot_bytes(p, layer) : host_detail_bytes(p, layer);
+    const uint64_t most = mul(static_cast<uint64_t>(windows), each);
+    if (!p.spans || (p.detail_error == 0 && is_l_format(p.detail_format))) return most;
+    const uint64_t tile = each / static_cast<uint64_t>(ceil_div(p.span_max, r_tile_tokens));
+    return std::min(most, mul(static_cast<uint64_t>(ceil_div(plan.length_tokens, r_tile_tokens) + windows), tile));
+}
+// With reference counts, entries and the list of what is free.
+uint64_t with_host_tables(uint64_t detail, int64_t windows) {
+    return add(add(detail, detail / place_bytes * host_unit_overhead_bytes),
+               mul(static_cast<uint64_t>(windows), host_entry_bytes + host_extent_bytes));
+}
 
 // What reading from the host costs the device: keys for every window first, then slots to fetch into; `bytes` becomes what is left of it.
 void set_zoom(const CachePlan &plan, const LayerGeometry &layer, int64_t most, uint64_t *bytes, LaneQuota *q) {
@@ -156,7 +169,7 @@ void set_zoom(const CachePlan &plan, const LayerGeometry &layer, int64_t most, u
     LaneQuota zoom = *q;
     zoom.detail_slot_bytes = detail_slot_bytes(p, layer);
     int64_t windows = p.spans ? span_capacity(plan) : most;
-    if (plan.host_limit != unlimited)
+    if (plan.host_limit != unlimited && !p.spans)
         windows = std::min<int64_t>(
             windows, static_cast<int64_t>(std::min<uint64_t>(plan.host_limit / std::max<uint64_t>(plan.host_weight, 1), many_windows)));
     const uint64_t balance = router_balance_bytes(p, layer);
@@ -254,7 +267,13 @@ uint64_t factor_scratch_bytes(const skerry_kernels *kernels, const PolicyConfig 
 }
 
 uint64_t host_record_bytes(const CachePlan &plan, const LayerGeometry &layer, const LaneQuota &quota) {
-    return static_cast<uint64_t>(quota.host_windows) * host_detail_bytes(plan.policy, layer);
+    const uint64_t need = host_need(plan, layer, quota.host_windows);
+    if (!plan.policy.spans || plan.host_limit == unlimited) return need; // a limit on windows of one size is a limit on their number
+    const int64_t spans = span_capacity(plan);
+    const uint64_t share = scale_floor(plan.host_limit, with_host_tables(host_need(plan, layer, spans), spans), plan.host_weight);
+    const uint64_t tables = with_host_tables(0, quota.host_windows);
+    const uint64_t room = (share - std::min(share, tables)) / (place_bytes + host_unit_overhead_bytes) * place_bytes;
+    return std::min(need, room);
 }
 
 int64_t open_surprisals(const CachePlan &plan) {
@@ -904,7 +923,7 @@ Status add_layers(const skerry_cache_desc &desc, const CachePlan &plan, const Pl
             t.zoom = add(t.zoom, mul(lanes, zoom));
             const uint64_t keys = static_cast<uint64_t>(q.host_windows) * router_key_table_bytes(p, layer);
             t.router = add(t.router, q.host_windows == 0 ? 0 : mul(lanes, keys + router_balance_bytes(p, layer)));
-            t.host = add(t.host, mul(lanes, static_cast<uint64_t>(q.host_windows) * host_bytes_each(p, layer)));
+            t.host = add(t.host, mul(lanes, with_host_tables(host_record_bytes(plan, layer, q), q.host_windows)));
             t.spans = p.spans ? std::max(t.spans, q.host_windows) : 0;
             t.host_windows = std::min(t.host_windows, q.host_windows);
             t.fetch_windows = std::min(t.fetch_windows, q.fetch_windows);
@@ -1037,7 +1056,9 @@ Status replan(const skerry_cache_desc &desc, const skerry_budget_desc &given, co
         floor = add(floor, mul(lanes, floor_bytes(plan, layer)));
         exact_round = add(exact_round, mul(lanes, shape.open_slot_bytes + slot_overhead_bytes));
         if (p.zooms(layer)) {
-            plan.host_weight = add(plan.host_weight, mul(lanes, host_bytes_each(p, layer)));
+            const int64_t spans = span_capacity(plan);
+            plan.host_weight = add(plan.host_weight, mul(lanes, p.spans ? with_host_tables(host_need(plan, layer, spans), spans)
+                                                                        : with_host_tables(host_need(plan, layer, 1), 1)));
             plan.staged_slot_bytes = std::max(plan.staged_slot_bytes, detail_slot_bytes(p, layer));
         }
         plan.history_weight = add(plan.history_weight, mul(lanes, lane_weight(plan, layer)));

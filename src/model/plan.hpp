@@ -126,7 +126,7 @@ struct CachePlan {
     uint64_t history_weight = 0; // sum over lanes of their weights
     uint64_t exact_bytes = 0;
     uint64_t host_limit = UINT64_MAX; // of one sequence
-    uint64_t host_weight = 0;         // bytes that one window of every zooming lane takes on the host
+    uint64_t host_weight = 0;         // host bytes of one window of every zooming lane; with spans, of all that a sequence can have
     int64_t exact_windows = 0;        // exact copies of one lane, those included that an open step has given up
     int64_t length_tokens = 0;
     int64_t full_tokens = 0; // policy full: longest sequence that the budget holds

@@ -774,3 +774,30 @@ TEST_CASE("surprisal from logits: T1, and what is refused") {
     refused([&](skerry_error *e) { return skerry_surprisal_from_logits(&rows, tokens, 2, nats, e); }, SKERRY_ERROR_ARGUMENT,
             {SKERRY_SUBJECT_TENSOR});
 }
+
+TEST_CASE("spans: the host is planned by tokens, and its limit is one of bytes (G17)") {
+    const Context context = make_context(0u);
+    const std::vector<Layer> shapes = two_layers();
+    SpanRun free(context.get(), shapes);
+    skerry_plan_info plan = make<skerry_plan_info>();
+    REQUIRE(skerry_cache_get_plan(free.cache.get(), &plan, nullptr) == SKERRY_OK);
+    // r4, 16 tokens of 32 and of 16 channels: 16 (16 + 2) and 16 (8 + 2) bytes. Every span may leave one tile nearly empty. Reference
+    // counts are 2 bytes to 64; an entry and an extent are 24.
+    const uint64_t spans = static_cast<uint64_t>(plan.host_windows), tiles = (600 + 15) / 16 + spans;
+    CHECK(plan.host_bytes == 4 * (tiles * 448 / 64 * 66 + spans * 24) + 8);
+    free.prompt(400, 400);
+    const skerry_counters all = counters_of(free.cache.get());
+    CHECK(all.details_refused == 0);
+    CHECK(memory_of(free.cache.get()).host_bytes == plan.host_bytes);
+    // Two thirds of what they took: spans are refused one by one, and as many are known as before.
+    const uint64_t limit = memory_of(free.cache.get()).used_host_bytes * 2 / 3;
+    SpanRun bound(context.get(), shapes, [&](Setup &setup) { setup.budget.host_bytes = limit; });
+    bound.prompt(400, 100);
+    const skerry_memory_info memory = memory_of(bound.cache.get());
+    CHECK(memory.host_bytes <= limit);
+    const skerry_counters some = counters_of(bound.cache.get());
+    CHECK(some.details_written + some.details_refused == all.details_written);
+    CHECK(some.details_refused > 0);
+    CHECK(some.details_written > all.details_written / 3);
+    check_cache(bound.cache.get());
+}
