@@ -20,7 +20,8 @@ import numpy as np
 from . import picture
 from .bar import Bar
 from .model import Model
-from .policies import MAIN, POLICIES, budget_bytes
+from .plain import PlainCache
+from .policies import FIRST_SHARE, MAIN, POLICIES, budget_bytes, wants_surprisal
 from .quality import CONTINUATION_TOKENS, divergence, teacher_force
 from .tokens import Tokens
 from .trace import Trace
@@ -30,6 +31,10 @@ OUT = pathlib.Path(__file__).resolve().parent.parent / "out"
 ANSWER_TOKENS = 24
 # Room for a question and its answer, beyond the document.
 TURN_TOKENS = 64
+# Of the document, what is read before compression and what after it where both ways of attention are compared. A host that attends
+# itself zooms one token at a time.
+BOTH_WAYS = 1024, 1088
+BOTH_WAYS_QUESTIONS = 2
 AGREEMENT = 2e-3
 
 
@@ -86,6 +91,8 @@ class SideBySide:
     bit can move a code of a low-bit record.
     """
 
+    wants_surprisal = False
+
     def __init__(self, first, second):
         self.both = (first, second)
         self.seconds = [0.0, 0.0]
@@ -130,6 +137,7 @@ class Job:
         self.length = len(ids) + TURN_TOKENS
         self.questions = read_questions(DATA / (text + ".questions.tsv"))[:questions_limit]
         self.full_bytes = self.config.cache_bytes(self.length)
+        self.watched = {}
 
     def read_plain(self):
         """The full cache: what everything else is compared with."""
@@ -148,12 +156,12 @@ class Job:
                 "read_rate": self.plain_read_rate, "decode_rate": self.plain.decode_rate,
                 "answers": self.plain.texts}
 
-    def session(self, name, budget, **options):
-        return self.open_session(self.config, POLICIES[name], budget, self.length, len(self.prompt), forks=1,
+    def session(self, name, budget, length=None, **options):
+        return self.open_session(self.config, POLICIES[name], budget, length or self.length, len(self.prompt), forks=1,
                                  **options)
 
-    def run_policy(self, name, share):
-        """One policy at one size, on the recorded prompt."""
+    def run_policy(self, name, share, pairs=None, question=0):
+        """One policy at one size, on the recorded prompt; with `pairs` of (layer, KV head) also what they read for a question."""
         budget = None if name == "full" else budget_bytes(self.config, share, self.length)
         bar = Bar("%s, %g %%" % (name, 100 * share), len(self.prompt))
         session = self.session(name, budget)
@@ -163,6 +171,8 @@ class Job:
             kl, top1 = divergence(self.trace.logits, logits)
             memory = session.memory()
             answers = session_answers(self.model, self.tokens, self.questions, session)
+            if pairs:
+                self.watch(name, share, session, pairs, question)
         finally:
             session.close()
             bar.close()
@@ -171,22 +181,20 @@ class Job:
                 "right": sum(answers.right[i] for i in self.scored), "scored": len(self.scored),
                 "answers": answers.texts}
 
-    def run_both_ways(self, name, share, tokens=None, questions=None):
-        """The recorded document, the continuation and the questions, attended both ways side by side.
-
-        `tokens` of the continuation and `questions` cut the run short; None: all.
-        """
-        bar = Bar("two ways to attend", len(self.prompt))
-        continuation, asked = self.continuation[:tokens], self.questions[:questions]
-        sessions = [self.session(name, budget_bytes(self.config, share, self.length), own_attention=own, exact=True)
+    def run_both_ways(self, name, share):
+        """The beginning of the recorded document, what follows it and questions, attended both ways side by side."""
+        begin, end = BOTH_WAYS
+        length = end + TURN_TOKENS
+        bar = Bar("two ways to attend", begin)
+        sessions = [self.session(name, budget_bytes(self.config, share, length), length, own_attention=own, exact=True)
                     for own in (False, True)]
         try:
             both = SideBySide(*sessions)
-            self.trace.replay(both, bar=bar)
-            self.model.prefill(continuation, both, len(self.prompt), 16, "none")
+            self.trace.replay(both, bar=bar, tokens=begin)
+            self.model.prefill(self.prompt[begin:end], both, begin, 16, "none")
             moved = sum(sessions[0].ranges(layer, h) != sessions[1].ranges(layer, h)
                         for layer in range(self.config.layers) for h in range(self.config.kv_heads))
-            answers = [session_answers(self.model, self.tokens, asked, s) for s in sessions]
+            answers = [session_answers(self.model, self.tokens, self.questions[:BOTH_WAYS_QUESTIONS], s) for s in sessions]
         finally:
             for session in sessions:
                 session.close()
@@ -194,35 +202,44 @@ class Job:
         return {"difference": both.difference, "seconds": both.seconds, "moved": moved, "answers": answers}
 
     def run_end_to_end(self, name, share):
-        """Nothing recorded: the model reads the document through Skerry. (tokens per second, KL to the full cache)"""
-        bar = Bar("end to end", len(self.prompt))
-        session = self.session(name, budget_bytes(self.config, share, self.length))
+        """Nothing recorded: the model reads the document's beginning through Skerry. (tokens per second, KL to the full cache)"""
+        begin, end = BOTH_WAYS
+        bar = Bar("end to end", begin)
+        session, exact = self.session(name, budget_bytes(self.config, share, end), end), PlainCache(self.config, end)
         try:
             began = time.perf_counter()
-            self.model.prefill(self.prompt, session, 0, logits="none", prompt=True, bar=bar)
+            self.model.prefill(self.prompt[:begin], session, 0, logits="none", prompt=True, bar=bar)
             seconds = time.perf_counter() - began
-            logits = self.model.prefill(self.continuation, session, len(self.prompt), 16, "all")
+            logits = self.model.prefill(self.prompt[begin:end], session, begin, 16, "all")
         finally:
             session.close()
             bar.close()
-        return len(self.prompt) / seconds, divergence(self.trace.logits, logits)[0]
+        self.model.prefill(self.prompt[:begin], exact, 0, logits="none")
+        expected = self.model.prefill(self.prompt[begin:end], exact, begin, logits="all")
+        return begin / seconds, divergence(expected, logits)[0]
 
-    def draw_zooms(self, path, share, pairs, question):
+    def watch(self, name, share, session, pairs, question):
         """One question and its answer, token by token: what lies where, and what each token reads from the host."""
         text, expected = self.questions[question]
-        ids = self.tokens.encode(self.tokens.chat_ask(text))
-        bar = Bar("picture of zooms", len(self.prompt))
-        session = self.session("sekv", budget_bytes(self.config, share, self.length))
+        child = session.fork()
         try:
-            self.trace.replay(session, bar=bar)
-            self.model.prefill(self.continuation, session, len(self.prompt), 16, "none")
-            watched = picture.watch_zooms(self.model, session, ids, pairs, ANSWER_TOKENS, self.tokens.end)
+            watched = picture.watch_zooms(self.model, child, self.tokens.encode(self.tokens.chat_ask(text)), pairs,
+                                          ANSWER_TOKENS, self.tokens.end)
         finally:
-            session.close()
-            bar.close()
+            child.close()
         said = " ".join(self.tokens.decode(watched.answer).split())
-        picture.draw_zooms(path, watched, self.trace.surprisal, self.find(expected),
-                           "sekv at %g %% of the bytes. \"%s\" \"%s\"" % (100 * share, text, said))
+        self.watched[name] = watched, self.find(expected), "%s at %g %% of the bytes. \"%s\" \"%s\"" % (
+            name, 100 * share, text, said)
+
+    def draw_zooms(self, path):
+        watched, marked, title = self.watched["sekv"]
+        picture.draw_zooms(path, watched, self.trace.surprisal, marked, title)
+
+    def draw_spans(self, path):
+        watched, marked, title = self.watched["sekv-spans"]
+        words = [self.tokens.decode([token]) for token in self.prompt + self.continuation]
+        said = [self.tokens.decode([token]) for token in watched.tokens]
+        picture.draw_spans(path, watched, self.trace.surprisal, marked, words, said, title)
 
     def find(self, text):
         """Positions of the document's tokens whose text has a part in the first occurrence of `text`."""
@@ -240,7 +257,8 @@ class Job:
 
     def draw(self, path, shares, layer, kv_head):
         cell, step = 8, 16
-        cases = [(name, share) for name in MAIN for share in shares]
+        # Spans are cut when a prompt ends; there is nothing to see while it is read.
+        cases = [(name, share) for name in MAIN if not wants_surprisal(POLICIES[name]) for share in shares]
         bar = Bar("picture", len(cases) * len(self.prompt))
         panels = []
         for name, share in cases:
@@ -276,7 +294,7 @@ def main():
     parser.add_argument("--layer", type=int, default=14, help="layer in the picture of tiers")
     parser.add_argument("--kv-head", type=int, default=0, help="KV head in the picture of tiers")
     parser.add_argument("--heads", default="4:1,14:0,21:2", help="layer:KV head, comma separated, in the picture of zooms")
-    parser.add_argument("--question", type=int, default=0, help="which question the picture of zooms shows, from 0")
+    parser.add_argument("--question", type=int, default=0, help="which question the pictures of zooms and of spans show, from 0")
     given = parser.parse_args()
     shares = [float(s) / 100 for s in given.shares.split(",")]
     out = pathlib.Path(given.out)
@@ -294,9 +312,14 @@ def main():
     print_row(rows[0], job.full_bytes)
     rows.append(job.run_policy("full", 1.0))
     print_row(rows[-1], job.full_bytes)
+    every = [(layer, h) for layer in range(0, job.config.layers, 2) for h in range(job.config.kv_heads)]
+    pairs = [tuple(map(int, pair.split(":"))) for pair in given.heads.split(",")]
+    watched = {("sekv", shares[-1]): pairs, ("sekv-spans", shares[0]): every}
     for share in shares:
         for name in MAIN:
-            rows.append(job.run_policy(name, share))
+            if name in FIRST_SHARE and share != shares[0]:
+                continue
+            rows.append(job.run_policy(name, share, watched.get((name, share)), given.question))
             print_row(rows[-1], job.full_bytes)
 
     print("\nanswers")
@@ -309,31 +332,32 @@ def main():
             right = expected.lower() in row["answers"][i].lower()
             print("    %-18s %s %s" % (label, "+" if right else "-", " ".join(row["answers"][i].split())))
 
-    # A host that attends itself zooms one token at a time, so that the second comparison is cut short.
     difference = {}
-    for name, tokens, asked in (("qevict", None, None), ("sekv", 32, 3)):
-        print("\ntwo ways to attend, %s at %g %%" % (name, 100 * shares[0]))
-        ways = job.run_both_ways(name, shares[0], tokens, asked)
+    for name in ("qevict", "sekv"):
+        print("\ntwo ways to attend, %s at %g %%, %d tokens of the document and questions" % (
+            name, 100 * shares[0], BOTH_WAYS[1]))
+        ways = job.run_both_ways(name, shares[0])
         difference[name], (ours, theirs) = ways["difference"], ways["answers"]
-        scored = [i for i in job.scored if i < len(ours.right)]
         for label, answers, seconds in (("Skerry's attention", ours, ways["seconds"][0]),
                                         ("numpy over gather", theirs, ways["seconds"][1])):
-            print("  %-20s %d/%d right, %.1f s of attention for the document, %.1f tokens/s generated" %
-                  (label, sum(answers.right[i] for i in scored), len(scored), seconds, answers.decode_rate))
+            print("  %-20s %.1f s of attention for the document, %.1f tokens/s generated" % (label, seconds, answers.decode_rate))
         print("  largest difference between their outputs: %.2e of the largest output of a layer (allowed: %.0e)" %
               (difference[name], AGREEMENT))
         print("  heads whose windows sit in other tiers: %d of %d; answers that are the same: %d of %d" %
               (ways["moved"], job.config.layers * job.config.kv_heads,
                sum(a == b for a, b in zip(ours.texts, theirs.texts)), len(ours.texts)))
-        rate, kl = job.run_end_to_end(name, shares[0])
-        print("  nothing recorded, the model reading through Skerry: %.0f tokens/s, KL %.4f" % (rate, kl))
 
-    tiers, zooms, figures = out / "tiers.png", out / "zooms.png", out / "figures.json"
+    # One policy will do: all read a prompt alike, and compress when it ends.
+    rate, kl = job.run_end_to_end("sekv", shares[0])
+    print("\nnothing recorded, the model reading through Skerry, sekv at %g %%: %.0f tokens/s, KL %.4f" % (
+        100 * shares[0], rate, kl))
+
+    tiers, zooms, spans, figures = out / "tiers.png", out / "zooms.png", out / "spans.png", out / "figures.json"
     job.draw(tiers, shares, given.layer, given.kv_head)
-    job.draw_zooms(zooms, shares[-1], [tuple(map(int, pair.split(":"))) for pair in given.heads.split(",")],
-                   given.question)
+    job.draw_zooms(zooms)
+    job.draw_spans(spans)
     figures.write_text(json.dumps({"rows": rows, "agreement": difference}, indent=1, default=float))
-    print("\nwrote %s, %s and %s" % (tiers, zooms, figures))
+    print("\nwrote %s, %s, %s and %s" % (tiers, zooms, spans, figures))
     over = [r for r in rows if r.get("budget") and r["bytes"] > r["budget"]]
     for row in over:
         print("over budget: %s at %g %%: %d bytes of %d" % (row["policy"], 100 * row["share"], row["bytes"],

@@ -8,7 +8,9 @@ with q[n, heads, d], k and v[n, kv_heads, d], all float32 and contiguous, keys a
 queries already rotated, and expects out[n, heads, d]. A pass over n tokens is
 bracketed by cache.begin(n, more) and cache.commit(); cache.abort() ends a failed one.
 `more` says that these tokens belong to a prompt that goes on. cache.room() is the
-largest pass the cache takes now, or None; prefill cuts its chunks there.
+largest pass the cache takes now, or None; prefill cuts its chunks there. A cache whose
+wants_surprisal is true is handed the logits of the pass, cache.hear(tokens, logits),
+before the commit.
 """
 
 import importlib.util
@@ -171,6 +173,7 @@ class Model:
         positions = np.arange(start, start + n, dtype=np.int64)
         cos, sin = self._tables(start + n)
         cos, sin = cos[start:start + n, None, :], sin[start:start + n, None, :]
+        hears = getattr(cache, "wants_surprisal", False)
         q_rows = c.heads * c.head_dim
         k_rows = c.kv_heads * c.head_dim
         x = self.embedding[tokens]
@@ -183,7 +186,7 @@ class Model:
                 k = rotate(qkv[:, q_rows:q_rows + k_rows].reshape(n, c.kv_heads, c.head_dim), cos, sin)
                 v = np.ascontiguousarray(qkv[:, q_rows + k_rows:]).reshape(n, c.kv_heads, c.head_dim)
                 attended = cache.attend(i, q, k, v, positions)
-                if i == c.layers - 1 and logits != "all":
+                if i == c.layers - 1 and logits != "all" and not hears:
                     # The last layer's output is read only where logits are wanted.
                     keep = slice(n - 1, n) if logits == "last" else slice(0, 0)
                     attended, x = attended[keep], x[keep]
@@ -198,13 +201,16 @@ class Model:
                     gate = gate / (1.0 + np.exp(-gate))
                 gate *= up
                 x = x + gate @ layer.down.T
+            rows = rms_norm(x, self.final_norm, c.norm_eps) @ self.head.T if len(x) else None
+            if hears:
+                cache.hear(tokens, rows)
         except BaseException:
             cache.abort()
             raise
         cache.commit()
         if logits == "none":
             return None
-        return rms_norm(x, self.final_norm, c.norm_eps) @ self.head.T
+        return rows if logits == "all" else rows[-1:]
 
     def prefill(self, tokens, cache, start, chunk=256, logits="last", prompt=False, bar=None):
         """Read many tokens in chunks.

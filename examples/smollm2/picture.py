@@ -104,12 +104,35 @@ def watch_zooms(model, session, ids, pairs, limit, stop):
             return watched
 
 
-def anchors(surprisal, warm_up=64):
-    """Tokens that stand out: above running mean + one standard deviation, themselves included (docs/design/spans.md)."""
+def threshold(surprisal, warm_up=64):
+    """Surprisal above which a token is an anchor: running mean + one standard deviation, the token itself included
+    (docs/design/spans.md). NaN for the first tokens, which cannot be one."""
     count = np.arange(1, len(surprisal) + 1)
     mean = np.cumsum(surprisal) / count
     variance = np.maximum(np.cumsum(surprisal ** 2) / count - mean ** 2, 0)
-    return np.flatnonzero((surprisal > mean + np.sqrt(variance)) & (count > warm_up))
+    return np.where(count > warm_up, mean + np.sqrt(variance), np.nan)
+
+
+def anchors(surprisal):
+    return np.flatnonzero(surprisal > threshold(surprisal))
+
+
+def spans_of(ranges, least=64, most=128):
+    """(begin, end) of spans from a head's ranges, in which anchors cut them to pieces.
+
+    The rule of docs/design/spans.md: an anchor ends a span that has `least` tokens, and no span covers more than `most` positions.
+    """
+    spans, rows = [], 0
+    for begin, end, tier in ranges:
+        if tier not in ("host", "zoomed"):
+            continue
+        if spans and begin > spans[-1][1] and rows < least and begin - spans[-1][0] < most:
+            spans[-1][1] = end
+        else:
+            spans.append([begin, end])
+            rows = 0
+        rows += end - begin
+    return spans
 
 
 def draw_zooms(path, watched, surprisal, marked, title):
@@ -152,6 +175,132 @@ def draw_zooms(path, watched, surprisal, marked, title):
     if len(marked):
         handles.append(plt.Line2D([], [], color="#c1121f", label="where the text has the answer"))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def reads_of(watched, spans):
+    """[tokens, spans]: share of the watched heads that read the span for the token."""
+    begins = np.array([begin for begin, _ in spans])
+    found = np.zeros((len(watched.tokens), len(spans)))
+    for states in watched.states:
+        for token, ranges in enumerate(states):
+            zoomed = [begin for begin, _, tier in ranges if tier == "zoomed"]
+            # Pieces of one span are read together; spans that began after this token's are not in its ranges.
+            found[token, np.unique(np.searchsorted(begins, zoomed, side="right") - 1)] += 1
+    return found / len(watched.states)
+
+
+def spread_labels(positions, heights, length, room, count):
+    """The `count` highest of `positions` that lie at least `room` apart, in order of position."""
+    chosen = []
+    for position in positions[np.argsort(-heights, kind="stable")]:
+        if len(chosen) < count and all(abs(position - other) >= room for other in chosen) and position < length - room / 2:
+            chosen.append(int(position))
+    return sorted(chosen)
+
+
+def draw_spans(path, watched, surprisal, marked, words, said, title, around=72):
+    """Anchors, spans and which of them tokens read back.
+
+    `marked`: positions that hold the answer; `words`: text of every token of the document; `said`: text of the tokens fed.
+    The last panel shows `around` tokens on either side of the answer.
+    """
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.colors import LinearSegmentedColormap
+
+    exact, grey, orange, red = "#1b4965", "#b8c0c8", "#e4572e", "#c1121f"
+    heat = LinearSegmentedColormap.from_list("reads", ("#f4f4f1", "#f6c8a0", orange, "#7a1c0c"))
+    ranges = watched.states[0][-1]
+    spans = spans_of(ranges)
+    # What lies behind the last span is exact because it is recent.
+    held = {p for begin, end, tier in ranges if tier == "full" for p in range(begin, min(end, spans[-1][1]))}
+    high = anchors(surprisal)
+    high = high[[int(p) in held for p in high]]
+    reads = reads_of(watched, spans)
+    length = watched.start + len(watched.tokens)
+    visible = lambda word: word.replace("\n", "\u21b5").replace("$", r"\$").strip() or "\u2423"
+
+    figure = plt.figure(figsize=(14, 11.5), layout="constrained")
+    top, strip, zooms, close = figure.subplots(4, 1, height_ratios=[2.0, 0.75, 5.2, 2.6])
+    strip.sharex(top)
+    zooms.sharex(top)
+
+    top.vlines(np.arange(len(surprisal)), 0, surprisal, color=grey, linewidth=0.5)
+    top.vlines(high, 0, surprisal[high], color=orange, linewidth=0.7)
+    top.plot(threshold(surprisal), color="#333333", linewidth=0.9, label="threshold: running mean + 1 standard deviation")
+    top.plot([], [], color=orange, label="anchor (%d tokens in full precision on the device)" % len(high))
+    ceiling = surprisal[high].max() if len(high) else surprisal.max()
+    for position in spread_labels(high, surprisal[high], length, length / 30, 22):
+        top.annotate(visible(words[position]), (position, surprisal[position]), xytext=(0, 2), textcoords="offset points",
+                     rotation=50, fontsize=7, ha="left", va="bottom", rotation_mode="anchor")
+    top.set_ylim(0, 1.6 * ceiling)
+    top.set_ylabel("surprisal, nats")
+    top.legend(loc="upper right", ncols=2, fontsize=8, framealpha=0.9)
+
+    for i, (begin, end) in enumerate(spans):
+        strip.add_patch(plt.Rectangle((begin, 0.30), end - begin, 0.7, facecolor=("#e3e3de", "#c9cfd4")[i % 2], edgecolor="#555555",
+                                      linewidth=0.6))
+    for begin, end, tier in ranges:
+        if tier == "full" and end - begin > 8:
+            strip.add_patch(plt.Rectangle((begin, 0.30), end - begin, 0.7, facecolor=exact, edgecolor=exact))
+    strip.vlines(high, 0.0, 0.26, color=orange, linewidth=0.5)
+    strip.set_ylim(0, 1.05)
+    strip.set_yticks([0.13, 0.65], ["anchors", "spans on the host;\nblue: exact on the device"], fontsize=8)
+    strip.tick_params(axis="y", length=0)
+
+    for token, row in enumerate(reads):
+        for i in np.flatnonzero(row):
+            begin, end = spans[i]
+            zooms.add_patch(plt.Rectangle((begin, token), end - begin, 1, facecolor=heat(row[i]), linewidth=0))
+    for begin, _ in spans:
+        zooms.axvline(begin, color="#ffffff", linewidth=0.5)
+    zooms.axhline(watched.question, color="#222222", linewidth=0.9, linestyle="--")
+    zooms.set_facecolor(heat(0.0))
+    zooms.set_ylim(len(reads), 0)
+    zooms.set_xlim(0, length)
+    zooms.set_yticks(np.arange(len(said)) + 0.5, [visible(word) for word in said], fontsize=6.5)
+    zooms.set_ylabel("question, then answer: one token a row")
+    zooms.set_xlabel("position in the text")
+    bar = figure.colorbar(plt.cm.ScalarMappable(cmap=heat), ax=[top, strip, zooms], pad=0.01, aspect=40)
+    bar.set_label("share of heads that read the span for this token, of %d" % len(watched.pairs))
+    for axis in (top, strip, zooms):
+        if len(marked):
+            axis.axvline(marked[0], color=red, linewidth=0.8, alpha=0.8)
+    if len(marked):
+        zooms.annotate("where the text has the answer", (marked[0], len(reads)), xytext=(4, 5), textcoords="offset points",
+                       color=red, fontsize=8)
+
+    middle = marked[0] if len(marked) else int(high[len(high) // 2])
+    begin = max(0, middle - around)
+    end = min(len(surprisal), begin + 2 * around)
+    shown = np.arange(begin, end)
+    lifted = np.isin(shown, high)
+    close.bar(shown, surprisal[begin:end], width=0.8, color=np.where(lifted, orange, grey))
+    share = reads[watched.question:].max(axis=0)
+    high_end = 1.1 * surprisal[begin:end].max()
+    low, box = -0.16 * high_end, 0.12 * high_end
+    for i, (first, last) in enumerate(spans):
+        if last > begin and first < end:
+            first, last = max(first, begin) - 0.5, min(last, end) - 0.5
+            close.add_patch(plt.Rectangle((first, low), last - first, box, facecolor=heat(share[i]), edgecolor="#555555"))
+    for position in shown[lifted]:
+        close.add_patch(plt.Rectangle((position - 0.5, low), 1, box, facecolor=exact, edgecolor="#ffffff", linewidth=0.5))
+    close.set_xlim(begin - 0.5, end - 0.5)
+    close.set_ylim(1.15 * low, high_end)
+    close.set_yticks([tick for tick in close.get_yticks() if 0 <= tick <= high_end])
+    close.set_xticks(shown, [visible(words[p]) for p in shown], rotation=90, fontsize=6.5)
+    for label, position, high_one in zip(close.get_xticklabels(), shown, lifted):
+        if position in marked:
+            label.set_color(red)
+        elif high_one:
+            label.set_color(orange)
+    close.set_ylabel("surprisal, nats")
+    close.set_title("around the place that has the answer: surprisal of every token; below, spans in the colour of the most reads "
+                    "that a token of the answer made, anchors in blue", fontsize=9, loc="left")
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
     plt.close(figure)

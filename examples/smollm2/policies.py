@@ -16,13 +16,23 @@ POLICIES = {
     "quantise": {"kind": "quantise"},
     "qevict": {"kind": "qevict"},
     "sekv": {"kind": "sekv"},
+    # Spans between surprising tokens in place of windows.
+    "sekv-spans": {"kind": "sekv", "sekv": {"segmentation": "surprisal"}},
     # The router of examples/data, in place of the one that needs no training.
     "sekv-trained": {"kind": "sekv", "router": "smollm2-router.safetensors"},
     "qevict-paper": {"kind": "qevict", "fidelity": "paper"},
 }
 
-# What the main job shows, in this order; "full" is always there.
-MAIN = ("evict", "quantise", "qevict", "sekv", "qevict-paper")
+# What the main job shows, in this order; "full" is always there. Those in FIRST_SHARE it shows at the first of its sizes only.
+MAIN = ("evict", "quantise", "qevict", "sekv", "sekv-spans", "qevict-paper")
+FIRST_SHARE = ("sekv-spans",)
+
+
+def wants_surprisal(settings):
+    """Whether a cache with these settings has to be told how surprising each token was."""
+    if settings["kind"] != "sekv":
+        return False
+    return settings.get("fidelity") == "paper" or settings.get("sekv", {}).get("segmentation") == "surprisal"
 
 
 def budget_bytes(config, share, length):

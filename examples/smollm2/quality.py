@@ -21,7 +21,7 @@ import numpy as np
 
 from .bar import Bar
 from .model import Model, log_softmax
-from .policies import POLICIES, budget_bytes
+from .policies import POLICIES, budget_bytes, wants_surprisal
 from .tokens import Tokens
 from .trace import Trace
 
@@ -122,13 +122,25 @@ def measure(trace, open_session, name, share, streamed=False, **options):
             "charged_bytes": memory["charged_bytes"], "read_seconds": read_seconds}
 
 
-def load_traces(model, tokens, names=TEXTS, prompt=PROMPT_TOKENS, continuation=CONTINUATION_TOKENS):
-    """Yields (name, Trace), one at a time: a trace of 2,048 tokens holds about 450 MB."""
+def load_traces(model, tokens, names=TEXTS, prompt=PROMPT_TOKENS, continuation=CONTINUATION_TOKENS, surprisal=False):
+    """Yields (name, Trace), one at a time: a trace of 2,048 tokens holds about 450 MB.
+
+    A text that is too short goes on with those that follow it in TEXTS.
+    """
+    if prompt + continuation > model.config.context:
+        raise ValueError("%d tokens asked for, the model was made for %d" % (prompt + continuation, model.config.context))
+    texts = {name: (DATA / (name + ".txt")).read_text(encoding="utf-8").rstrip() for name in TEXTS}
     for name in names:
-        ids = tokens.encode((DATA / (name + ".txt")).read_text(encoding="utf-8"))
-        if len(ids) < prompt + continuation:
-            raise ValueError("%s has %d tokens, %d are needed" % (name, len(ids), prompt + continuation))
-        yield name, Trace(model, ids[:prompt], ids[prompt:prompt + continuation])
+        first = TEXTS.index(name)
+        parts, ids = [], []
+        for following in TEXTS[first:] + TEXTS[:first]:
+            parts.append(texts[following])
+            ids = tokens.encode("\n\n".join(parts) + "\n")
+            if len(ids) >= prompt + continuation:
+                break
+        else:
+            raise ValueError("the texts have %d tokens, %d are needed" % (len(ids), prompt + continuation))
+        yield name, Trace(model, ids[:prompt], ids[prompt:prompt + continuation], surprisal=surprisal)
 
 
 def text_names(given):
@@ -142,14 +154,16 @@ def text_names(given):
     return names
 
 
-def run(open_session, policies, shares, names=TEXTS, streamed=(False,), model=None, tokens=None, report=None):
+def run(open_session, policies, shares, names=TEXTS, streamed=(False,), model=None, tokens=None, report=None,
+        prompt=PROMPT_TOKENS):
     """Rows of means over the texts, one per (policy, share, streamed)."""
     model = model or Model()
     tokens = tokens or Tokens()
     cases = [(p, s, st) for st in streamed for s in shares for p in policies]
     found = {case: [] for case in cases}
     bar = Bar("quality", len(names) * len(cases))
-    for name, trace in load_traces(model, tokens, names):
+    surprisal = any(wants_surprisal(POLICIES[policy]) for policy in policies)
+    for name, trace in load_traces(model, tokens, names, prompt, surprisal=surprisal):
         for policy, share, st in cases:
             row = measure(trace, open_session, policy, share, st)
             row["text"] = name
@@ -194,13 +208,15 @@ def main():
     parser.add_argument("--shares", default="20,10", help="percent of a full 16-bit cache, comma separated")
     parser.add_argument("--policies", default="streaming,evict,quantise,qevict,sekv,qevict-paper")
     parser.add_argument("--texts", default=str(len(TEXTS)), help="how many of the texts, or their names, comma separated")
+    parser.add_argument("--prompt", type=int, default=PROMPT_TOKENS,
+                        help="tokens to read; texts that are too short go on with the ones that follow")
     parser.add_argument("--mode", choices=("whole", "streamed", "both"), default="whole")
     parser.add_argument("--json", help="also write every row to this file")
     given = parser.parse_args()
     modes = {"whole": (False,), "streamed": (True,), "both": (False, True)}[given.mode]
     each = []
     rows = run(SkerrySession, given.policies.split(","), [float(s) / 100 for s in given.shares.split(",")],
-               text_names(given.texts), modes, report=each.append)
+               text_names(given.texts), modes, report=each.append, prompt=given.prompt)
     print(table(rows))
     if given.json:
         pathlib.Path(given.json).write_text(json.dumps({"means": rows, "texts": each}, indent=1))

@@ -6,10 +6,13 @@ What the model and the driver need from a cache, and the calls of the library it
     attend(layer, q, k, v, p)  Step.append, then Step.attend; or, with own_attention,
                                Step.append, Step.gather, attention in numpy, Step.observe;
                                policy "sekv": Step.zoom before gather, one token per step
+    hear(tokens, logits)       skerry.surprisal, then Step.surprisal: policies that cut a text
+                               into spans are told how surprising each token was
     commit(), abort()          Step.commit, Step.abort
     room()                     most tokens of the next step: a step that the host attends
-                               itself may not cross the next routing event, and holds one
-                               token where every token chooses what it reads from the host
+                               itself, or whose surprisal counts, may not cross the next
+                               routing event; it holds one token where the host attends and
+                               every token chooses what it reads from the host tier
     next_event()               position of the next routing event, or None
     fork()                     Sequence.fork: a second reader of the same bytes
     ranges(layer, kv_head)     Sequence.ranges as (begin, end, tier name)
@@ -24,6 +27,7 @@ import numpy as np
 import skerry
 
 from .plain import causal_attention
+from .policies import wants_surprisal
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "data"
 _context = None
@@ -86,6 +90,8 @@ class SkerrySession:
         self.marks_prompt = prefill == "whole" or settings.get("fidelity") != "paper"
         limit = None if budget is None else skerry.Budget(bytes=budget * self.sequences, length_tokens=length)
         self.zooms = settings["kind"] == "sekv"
+        self.wants_surprisal = wants_surprisal(settings)
+        self.said = None
         policy = dict(settings, prefill=prefill)
         sekv = dict(policy.pop("sekv", {}))
         if "router" in policy:
@@ -112,11 +118,11 @@ class SkerrySession:
         return info.next_event_position if info.next_event_position > info.length_tokens else None
 
     def room(self):
-        if not self.own_attention:
-            return None
         # The host tier is empty while a whole prompt is read; from then on a step zooms, with one token.
-        if self.zooms and self.sequence.info().host_bytes > 0:
+        if self.own_attention and self.zooms and self.sequence.info().host_bytes > 0:
             return 1
+        if not self.own_attention and not self.wants_surprisal:
+            return None
         event = self.next_event()
         return None if event is None else event - self.length
 
@@ -139,6 +145,20 @@ class SkerrySession:
             out[:, mine] = got.swapaxes(0, 1)
             self.step.observe(layer, h, masses=np.minimum(weights.mean(axis=0), 1.0), queries=q[:, mine])
         return out
+
+    def hear(self, tokens, logits):
+        """logits[n, vocab] of the step's tokens; those of the step before say how surprising the first token is."""
+        nats = np.zeros(len(tokens), np.float32)
+        if self.said is not None:
+            nats[:1] = skerry.surprisal(self.said, tokens[:1])
+        if len(tokens) > 1:
+            nats[1:] = skerry.surprisal(logits[:-1], tokens[1:])
+        self.surprise(nats, logits[-1:].copy())
+
+    def surprise(self, nats, said):
+        """nats[n] of the step's tokens, known already; `said`: logits of the last one."""
+        self.step.surprisal(nats)
+        self.said = said
 
     def commit(self):
         self.step.commit()

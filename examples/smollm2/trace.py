@@ -32,6 +32,7 @@ class Trace:
     masses       [layers][kv_heads] of [continuation, positions]: attention probability,
                  mean over the query heads that share the KV head
     surprisal    [tokens + continuation] in nats, the first 0, if asked for; else None
+    said         [1, vocab], the guess after the last of `tokens`, if surprisal was asked for
     """
 
     def __init__(self, model, tokens, continuation, spare=0, chunk=256, bar=None, surprisal=False):
@@ -48,6 +49,7 @@ class Trace:
             rows = model.forward(self.tokens[at:end], self.cache, at, "all" if surprisal else "none", end < n)
             if surprisal:
                 self.note_surprisal(rows, whole, at)
+                self.said = rows[-1:].copy()
             if bar:
                 bar.step(end - at)
 
@@ -82,11 +84,11 @@ class Trace:
         v = np.stack([self.cache.values(layer, h)[begin:end] for h in range(self.model.config.kv_heads)], axis=1)
         return q, k, v
 
-    def replay(self, cache, layers=None, chunk=256, after=None, bar=None):
-        """Hand the prompt to `cache`. `layers` maps its layers to the model's."""
+    def replay(self, cache, layers=None, chunk=256, after=None, bar=None, tokens=None):
+        """Hand the prompt, or its first `tokens`, to `cache`. `layers` maps its layers to the model's."""
         if layers is None:
             layers = range(self.model.config.layers)
-        at, n = 0, len(self.tokens)
+        at, n = 0, len(self.tokens) if tokens is None else tokens
         while at < n:
             room = cache.room()
             end = min(n, at + chunk, at + room if room else n)
@@ -96,6 +98,8 @@ class Trace:
                 for own, theirs in enumerate(layers):
                     q, k, v = self.rows(theirs, at, end)
                     cache.attend(own, q, k, v, positions)
+                if cache.wants_surprisal:
+                    cache.surprise(self.surprisal[at:end], self.said if end == len(self.tokens) else None)
             except BaseException:
                 cache.abort()
                 raise
