@@ -73,7 +73,10 @@ enum {
     SKERRY_RANGE_LEDGERED  = 1u << 2, /* a quantised record is held besides the active bytes */
     SKERRY_RANGE_EXACT     = 1u << 3, /* an exact copy is held in host memory */
     SKERRY_RANGE_DETAIL    = 1u << 4, /* detail is held in host memory (SEKV) */
-    SKERRY_RANGE_ZOOMED    = 1u << 5  /* the last query read the detail */
+    SKERRY_RANGE_ZOOMED    = 1u << 5, /* the last query read the detail */
+    /* flags >> SKERRY_DETAIL_ERROR_SHIFT: ||X - detail|| / ||X|| of the window's keys or values, whichever is larger, in units of 2^-15 and
+     * rounded up. 0: not measured; it is for low rank, and wherever sekv.detail_error is a bound. */
+    SKERRY_DETAIL_ERROR_SHIFT = 16
 };
 
 /* plain. A run of positions of one KV head in one tier: the sinks, one window, or a run of evicted windows. For a window that is on the
@@ -84,7 +87,7 @@ typedef struct skerry_range {
     skerry_tier   tier;
     skerry_format key_format;
     skerry_format value_format;
-    uint32_t      flags;   /* SKERRY_RANGE_* */
+    uint32_t      flags;   /* SKERRY_RANGE_*, and above them the error of the detail (SKERRY_DETAIL_ERROR_SHIFT) */
     double        score;   /* ranking value in units of attention mass; 0 for sinks and evicted */
     uint64_t      bytes;   /* device bytes held, dormant records included */
 } skerry_range;

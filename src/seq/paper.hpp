@@ -16,7 +16,7 @@ struct PromptMemory {
     explicit PromptMemory(Allocator &allocator)
         : anchors(allocator, Owner::tables), spans(allocator, Owner::tables), lengths(allocator, Owner::tables),
           device_at(allocator, Owner::tables), routes_at(allocator, Owner::tables), host_at(allocator, Owner::tables),
-          device(allocator, Owner::pool, 64), host(allocator, Owner::host, 64) {}
+          errors(allocator, Owner::tables), device(allocator, Owner::pool, 64), host(allocator, Owner::host, 64) {}
 
     uint32_t references = 1;
     int32_t tokens = 0;         // of the prompt
@@ -30,6 +30,7 @@ struct PromptMemory {
     Buffer<uint64_t> device_at; // [lane] bytes
     Buffer<uint64_t> routes_at; // [layer] bytes into `device`: projected summaries [query head][compressed][summary_dim], f32
     Buffer<uint64_t> host_at;   // [lane] numbers
+    Buffer<uint8_t> errors;     // [lane][compressed] of cutting the rank (codec/error_code.hpp), keys or values; 0: no factors
     Buffer<uint8_t> device;
     Buffer<float> host; // factors and gates, span by span (step/memory.cpp)
 };

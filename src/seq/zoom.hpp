@@ -22,7 +22,7 @@ struct HostEntry {
     uint8_t key_format = 0;
     uint8_t value_format = 0;
     uint8_t rows = 0; // tokens
-    uint8_t reserved = 0;
+    uint8_t error = 0; // codec/error_code.hpp: the larger of the keys' and the values'
     // By side. L formats: how many entries before this one lies the one on whose basis it is stored; 0: it has its own. The one named has
     // its own, and outlives this one: entries are cut off from the end.
     uint16_t basis[2] = {0, 0};

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "codec/epoch.hpp"
+#include "codec/error_code.hpp"
 #include "step/zoom.hpp"
 
 namespace skerry {
@@ -182,16 +183,18 @@ struct Writer {
 
     // Puts a side that is stored with `own` components on an earlier basis instead, where that keeps the bound and saves a unit of the
     // host, so that the record is smaller whatever its other side is. Returns the components that the part then has.
-    int32_t share(skerry_format format, skerry_side side, float bound, int32_t own, uint8_t *part, HostEntry *made) const {
+    int32_t share(skerry_format format, skerry_side side, float bound, int32_t own, uint8_t *part, HostEntry *made, float *error) const {
         const HostEntry *owner = basis_for(format, side);
         if (owner == nullptr) return own;
         const int32_t rank = side_rank(*owner, side);
         const size_t stored = side_bytes(format, side, rank) - basis_bytes(*layer, *owner, side);
         if (stored + place_bytes > side_bytes(format, side, own) || !has_room(format, side, rank)) return own;
-        if (factor(format, side, bound, part, stored_basis(cache, *layer, *owner, side), rank).error > bound) {
+        const float here = factor(format, side, bound, part, stored_basis(cache, *layer, *owner, side), rank).error;
+        if (here > bound) {
             factor(format, side, bound, part, nullptr, 0);
             return own;
         }
+        *error = here;
         made->basis[side] = static_cast<uint16_t>(&entries[window] - owner);
         return rank;
     }
@@ -201,14 +204,18 @@ struct Writer {
         *made = entry(format);
         int32_t ranks[2] = {0, 0};
         size_t offset = 0;
+        float worst = 0;
         for (const skerry_side side : {SKERRY_SIDE_KEY, SKERRY_SIDE_VALUE}) {
             uint8_t *part = scratch->record + offset;
             const skerry_factor_result result = factor(format, side, bound, part, nullptr, 0);
             if (bound > 0 && result.error > bound) return false;
-            ranks[side] = cache->policy().shared_bases ? share(format, side, bound, result.rank, part, made) : result.rank;
+            float error = result.error;
+            ranks[side] = cache->policy().shared_bases ? share(format, side, bound, result.rank, part, made, &error) : result.rank;
+            worst = std::max(worst, error);
             if (side == SKERRY_SIDE_KEY) offset = value_offset(format, layer->key_dim, rows->count, ranks[side]);
         }
         made->epoch = tile_ranks(ranks[SKERRY_SIDE_KEY], ranks[SKERRY_SIDE_VALUE]);
+        made->error = error_code(static_cast<double>(worst));
         return true;
     }
 };
@@ -283,7 +290,9 @@ HostEntry detail_write(skerry_cache *cache, const LayerGeometry &layer, const De
                 cache->kernels().supports(format, SKERRY_SIDE_VALUE, layer.value_dim) == 0)
                 continue;
             best = writer.encode(format);
-            found = format == p.store_dtype || writer.error(best) <= static_cast<double>(p.detail_error);
+            const double error = format == p.store_dtype ? 0 : writer.error(best); // the rows come from that dtype
+            best.error = error_code(error);
+            found = error <= static_cast<double>(p.detail_error);
             if (found) break;
         }
         if (!found) {

@@ -1,12 +1,14 @@
 #include "step/memory.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
 
 #include "base/half.hpp"
 #include "base/hash.hpp"
+#include "codec/error_code.hpp"
 #include "policy/sekv_paper.hpp"
 
 namespace skerry {
@@ -226,9 +228,19 @@ struct Builder {
     const float *nats;
     PromptMemory *memory;
 
-    void side(const float *rows, int32_t dim, const PaperSpan &span, float *left, float *sigma, float *right, double *scratch) const {
-        paper_factorise(rows + span.begin * static_cast<int64_t>(dim), dim, span.tokens(), dim, cache->policy().router->rank_max, left,
-                        sigma, right, scratch);
+    // Returns the relative error of the rank, ||X - U S V^T|| / ||X||: what the singular values that are kept leave of the rows' squares.
+    double side(const float *rows, int32_t dim, const PaperSpan &span, float *left, float *sigma, float *right, double *scratch) const {
+        const float *from = rows + span.begin * static_cast<int64_t>(dim);
+        const int32_t rank_max = cache->policy().router->rank_max;
+        paper_factorise(from, dim, span.tokens(), dim, rank_max, left, sigma, right, scratch);
+        if (paper_rank(span.tokens(), dim, rank_max) == std::min(span.tokens(), dim)) return 0;
+        double squares = 0;
+        for (int64_t k = 0; k < span.tokens() * static_cast<int64_t>(dim); ++k)
+            squares += static_cast<double>(from[k]) * static_cast<double>(from[k]);
+        double left_over = squares;
+        for (int32_t k = 0; k < rank_max; ++k)
+            left_over -= static_cast<double>(sigma[k]) * static_cast<double>(sigma[k]);
+        return left_over > 0 ? std::sqrt(left_over / squares) : 0;
     }
 
     void lane(const LayerGeometry &layer, int32_t head, const BuildRows &scratch) const {
@@ -278,8 +290,11 @@ struct Builder {
             }
             if (c >= memory->detailed) return;
             const SpanFactors f = span_factors(p, layer, span.tokens());
-            side(scratch.keys, layer.key_dim, span, host, host + f.key_sigma, host + f.key_right, scratch.factor);
-            side(scratch.values, layer.value_dim, span, host + f.value_left, host + f.value_sigma, host + f.value_right, scratch.factor);
+            const double key_error = side(scratch.keys, layer.key_dim, span, host, host + f.key_sigma, host + f.key_right, scratch.factor);
+            const double value_error = side(scratch.values, layer.value_dim, span, host + f.value_left, host + f.value_sigma,
+                                            host + f.value_right, scratch.factor);
+            memory->errors[static_cast<size_t>(index) * static_cast<size_t>(memory->compressed) + static_cast<size_t>(c)] =
+                error_code(std::max(key_error, value_error));
             paper_gates(network, host + f.key_sigma, f.key_rank, mean_key, scratch.gates);
             std::copy_n(scratch.gates, f.key_rank, host + f.key_gates);
             // REF weights the values by the keys' gates, too.
@@ -340,6 +355,7 @@ Status lay_out(skerry_cache *cache, const PaperState &state, int32_t tokens, int
     for_each_span(*memory, [&](const PaperSpan &span, int32_t c) { memory->lengths[static_cast<size_t>(c)] = span.tokens(); });
     set_size(memory->device_at, static_cast<size_t>(cache->lanes));
     set_size(memory->host_at, static_cast<size_t>(cache->lanes));
+    set_size(memory->errors, static_cast<size_t>(cache->lanes) * static_cast<size_t>(memory->compressed));
     set_size(memory->routes_at, cache->layers.size());
     uint64_t device = 0;
     for (size_t i = 0; i < cache->layers.size(); ++i) {
@@ -733,7 +749,8 @@ Status memory_attend(const MemoryCall &call, const StepSequence &part, skerry_er
 
 uint64_t memory_table_bytes(const skerry_cache *cache, const PromptMemory &memory) {
     return sizeof(PromptMemory) + (memory.anchors.size() + memory.lengths.size()) * sizeof(int32_t) +
-           memory.spans.size() * sizeof(PaperSpan) + (2 * static_cast<uint64_t>(cache->lanes) + cache->layers.size()) * sizeof(uint64_t);
+           memory.spans.size() * sizeof(PaperSpan) + (2 * static_cast<uint64_t>(cache->lanes) + cache->layers.size()) * sizeof(uint64_t) +
+           memory.errors.size();
 }
 
 uint64_t memory_sequence_bytes(const skerry_cache *cache, const CachePlan &plan, const PromptMemory &memory) {
@@ -775,6 +792,9 @@ void memory_list(const skerry_cache *cache, const Sequence *seq, const LayerGeom
         }
         range.key_format = range.value_format = SKERRY_FORMAT_L32;
         range.bytes = summary_bytes(p, layer);
+        const uint8_t error = state.memory->errors[static_cast<size_t>(layer.lane + head) * static_cast<size_t>(state.memory->compressed) +
+                                                   static_cast<size_t>(compressed)];
+        range.flags |= error_units(error) << SKERRY_DETAIL_ERROR_SHIFT;
         if (compressed < state.memory->detailed) range.flags |= SKERRY_RANGE_DETAIL;
         if (zoomed[compressed] != 0) range.flags |= SKERRY_RANGE_ZOOMED;
     });

@@ -3,6 +3,7 @@
 
 #include "base/hash.hpp"
 #include "codec/epoch.hpp"
+#include "codec/error_code.hpp"
 #include "step/memory.hpp"
 #include "step/zoom.hpp"
 
@@ -696,7 +697,7 @@ void sequence_ranges(skerry_cache *cache, const Sequence *seq, int32_t layer, in
                 range.tier = SKERRY_TIER_HOST;
                 range.key_format = detail->key_format;
                 range.value_format = detail->value_format;
-                range.flags |= SKERRY_RANGE_DETAIL;
+                range.flags |= SKERRY_RANGE_DETAIL | error_units(detail->error) << SKERRY_DETAIL_ERROR_SHIFT;
                 if (cache->host.references(detail->place) > 1) range.flags |= SKERRY_RANGE_SHARED;
                 const int32_t *chosen = seq->zoom->current(*zoom);
                 if (std::binary_search(chosen, chosen + zoom->current, zoom_unit_at(cache, seq, begin))) range.flags |= SKERRY_RANGE_ZOOMED;

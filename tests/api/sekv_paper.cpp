@@ -514,7 +514,9 @@ TEST_CASE("T19: what the golden layer's ranges and bytes are") {
         CHECK(ranges[i].begin == wanted[i].begin);
         CHECK(ranges[i].end == wanted[i].end);
         CHECK(ranges[i].tier == wanted[i].tier);
-        CHECK(ranges[i].flags == wanted[i].flags);
+        CHECK((ranges[i].flags & 0xffff) == wanted[i].flags);
+        const uint32_t error = ranges[i].flags >> SKERRY_DETAIL_ERROR_SHIFT, nothing = wanted[i].tier == SKERRY_TIER_SUMMARY ? 1 : 0;
+        CHECK(error == nothing); // exact but for rounding
         CHECK(ranges[i].bytes == wanted[i].bytes);
     }
     const skerry_seq_info info = info_of(cache.get(), seq);
@@ -543,6 +545,33 @@ TEST_CASE("T19: what the golden layer's ranges and bytes are") {
     CHECK(counters.zooms == 2);
     CHECK(counters.zooms_fetched == 2);
     CHECK(counters.fetched_bytes == info.host_bytes);
+}
+
+TEST_CASE("T10, T19: the error of a rank that is cut is known per span") {
+    Golden golden(2);
+    const Router router = golden.weights.open(golden.context.get());
+    Setup setup = paper_setup(golden.layers, router.get());
+    const Cache cache = make_cache(golden.context.get(), setup);
+    Host host = golden.host(cache.get());
+    const skerry_seq seq = make_seq(cache.get());
+    host.prompt(seq, 16, 16);
+    // Singular values of the keys; the values' third and fourth are 0.
+    const double sigmas[2][4] = {{2.280202, 2.169840, 1.238745, .069590}, {2.288890, 2.274270, 1.316929, .080358}};
+    int span = 0;
+    for (const skerry_range &range : ranges_of(cache.get(), seq, 0, 0)) {
+        if (range.tier != SKERRY_TIER_SUMMARY) continue;
+        double kept = 0, all = 0;
+        for (int i = 0; i < 4; ++i) {
+            const double square = sigmas[span][i] * sigmas[span][i];
+            kept += i < 2 ? square : 0;
+            all += square;
+        }
+        const double error = std::sqrt((all - kept) / all), reported = double(range.flags >> SKERRY_DETAIL_ERROR_SHIFT) / 32768;
+        CHECK(reported >= error - 1e-5);
+        CHECK(reported <= error * 1.06 + 1e-4);
+        ++span;
+    }
+    CHECK(span == 2);
 }
 
 TEST_CASE("paper: random prompts against the rules in double precision") {

@@ -104,6 +104,13 @@ void check_bound(SpanRun &run, float bound) {
                 run.change_row(&exact.keys[static_cast<size_t>(p) * 32], Kind::key, layer, head, p, 32);
                 run.change_row(&exact.values[static_cast<size_t>(p) * 16], Kind::value, layer, head, p, 16);
             }
+            std::map<int32_t, double> reported;
+            for (const skerry_range &range : ranges_of(run.cache.get(), run.stream.seq, layer, head)) {
+                for (size_t t = 0; t < seen.positions.size() && (range.flags & SKERRY_RANGE_DETAIL) != 0; ++t) {
+                    if (seen.positions[t] >= range.begin && seen.positions[t] < range.end)
+                        reported[seen.windows[t]] = static_cast<double>(range.flags >> SKERRY_DETAIL_ERROR_SHIFT) / 32768;
+                }
+            }
             // Per span and side: the bound is on the norm.
             std::map<int32_t, std::array<double, 4>> sums;
             for (size_t t = 0; t < seen.positions.size(); ++t) {
@@ -124,6 +131,11 @@ void check_bound(SpanRun &run, float bound) {
             for (const auto &[span, sum] : sums) {
                 CHECK(std::sqrt(sum[0] / sum[1]) <= static_cast<double>(bound) * (1 + 1e-6));
                 CHECK(std::sqrt(sum[2] / sum[3]) <= static_cast<double>(bound) * (1 + 1e-6));
+                // What the ranges say of it is an upper bound, within a twelfth of an octave.
+                const double error = std::max(std::sqrt(sum[0] / sum[1]), std::sqrt(sum[2] / sum[3]));
+                const bool measured = run.setup.sekv.detail_error > 0;
+                CHECK(reported.at(span) >= (measured ? error - 1e-6 : 0.0));
+                CHECK(reported.at(span) <= (measured ? error * 1.07 + 1e-4 : 0.0));
             }
         }
         surprisal(step, layer);

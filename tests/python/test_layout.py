@@ -54,7 +54,8 @@ class Layout(unittest.TestCase):
             skerry.Layer: 'skerry_layer_desc', skerry.Policy: 'skerry_policy_desc', skerry.Budget: 'skerry_budget_desc',
             skerry.Rotary: 'skerry_rotary_desc', skerry.Callbacks: 'skerry_callbacks_desc', skerry.RouterInfo: 'skerry_router_info',
         }
-        more = {skerry.Policy: {'keep_exact', 'one_way', 'evict_first'}, skerry.Part: {'keys_address', 'values_address'}}
+        more = {skerry.Policy: {'keep_exact', 'one_way', 'evict_first'}, skerry.Part: {'keys_address', 'values_address'},
+                skerry.Range: {'detail_error'}}
         flags_spread = (skerry.Layer, skerry.Policy, skerry.Budget, skerry.Rotary, skerry.Callbacks)
         for cls, name in pairs.items():
             expected = {field for field, _ in _ffi.typeof(name).fields} - {'struct_size', 'reserved', 'user'}

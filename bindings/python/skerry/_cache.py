@@ -392,7 +392,7 @@ class Sequence:
             ranges = _ffi.new('skerry_range[]', capacity)
             status = self._call('skerry_seq_list_ranges', layer, kv_head, ranges, capacity, needed)
             if status != _abi.SKERRY_INCOMPLETE:
-                return [_reports.read(_reports.Range, ranges[place]) for place in range(needed[0])]
+                return [_reports.read_range(ranges[place]) for place in range(needed[0])]
             capacity = needed[0]
 
     def fingerprint(self) -> int:

@@ -38,6 +38,8 @@ def read(cls, struct):
     values = {}
     conversions = _conversions.get(cls, {})
     for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            continue  # no field of the struct: whoever reads it fills it in
         value = getattr(struct, field.name)
         convert = conversions.get(field.name)
         values[field.name] = convert(value) if convert else value
@@ -237,8 +239,11 @@ class SequenceInfo:
     host_bytes: int  #: sekv: detail this sequence refers to
 
 
-@_converts(tier=_names.TIER.name, key_format=_names.FORMAT.name, value_format=_names.FORMAT.name,
-           flags=_names.RANGE_FLAGS.name)
+def _range_flags(flags):
+    return _names.RANGE_FLAGS.name(flags & (1 << _abi.SKERRY_DETAIL_ERROR_SHIFT) - 1)
+
+
+@_converts(tier=_names.TIER.name, key_format=_names.FORMAT.name, value_format=_names.FORMAT.name, flags=_range_flags)
 @dataclasses.dataclass(frozen=True)
 class Range:
     """A run of positions of one KV head in one tier: the sinks, one window, or a run of evicted windows."""
@@ -251,6 +256,11 @@ class Range:
     flags: Tuple[str, ...]
     score: float  #: in units of attention mass
     bytes: int  #: held, dormant records included
+    detail_error: float = 0.0  #: sekv: relative error of the detail's keys or values, whichever is larger; 0: not measured
+
+
+def read_range(struct):
+    return dataclasses.replace(read(Range, struct), detail_error=(struct.flags >> _abi.SKERRY_DETAIL_ERROR_SHIFT) / 32768)
 
 
 @dataclasses.dataclass(frozen=True)
