@@ -153,9 +153,10 @@ typedef struct skerry_route_params {
     uint32_t          reserved;
 } skerry_route_params;
 
-/* plain. Segments of one KV head: scores[h][s] = bias_h + log of the sum over vectors c of n_c exp(logit(query_h . vector_c)), the
- * estimated log of the sum of exp(logit) over the tokens of segment s. -inf for a segment without vectors; never NaN where the input is
- * finite. A score depends on its own segment only. */
+/* plain. Segments of one KV head: exp(log_unit[h]) scores[h][s] = exp(bias_h) times the sum over vectors c of n_c exp(logit(query_h .
+ * vector_c)), the estimated sum of exp(logit) over the tokens of segment s. The unit is the kernel's choice: log_unit is finite, and a
+ * head's largest score lies between 2^-40 and 2^50. A score is 0 for a segment without vectors; one that should be less than 2^-50 of its
+ * head's largest may be anything below that, 0 too. No NaN where the input is finite. */
 typedef struct skerry_route_task {
     const skerry_epoch *balance;  /* CENTROIDS: of all segments; else NULL */
     const float        *queries;  /* [group][dim]: CENTROIDS as attention uses them, PROJECTED after projection */
@@ -163,6 +164,7 @@ typedef struct skerry_route_task {
     const uint8_t      *keys;     /* [segments][router_key_bytes] */
     const uint8_t      *counts;   /* [segments][vectors]: n_c, 0: absent */
     float              *scores;   /* [group][score_stride] */
+    float              *log_unit; /* [group] */
     int64_t             score_stride; /* >= segments */
     void               *scratch;  /* route_scratch_bytes, 64-byte aligned */
     int32_t             segments;

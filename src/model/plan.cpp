@@ -342,7 +342,7 @@ LaneScratch lane_scratch(const LayerGeometry &layer, int32_t rows, int64_t tiles
     s.epochs = take(static_cast<uint64_t>(epochs) * sizeof(skerry_epoch));
     s.epoch_floats = take(static_cast<uint64_t>(epochs) * 2 * key_dim * 4);
     if (zoom.windows > 0) {
-        s.route = take(static_cast<uint64_t>(zoom.windows) * static_cast<uint64_t>(layer.group) * 4);
+        s.route = take((static_cast<uint64_t>(zoom.windows) + 1) * static_cast<uint64_t>(layer.group) * 4);
         s.weights = take(static_cast<uint64_t>(zoom.windows));
         s.selection = take(static_cast<uint64_t>(zoom.windows) * selection_window_bytes + selection_fixed_bytes);
         s.chosen = take(static_cast<uint64_t>(2 * zoom.fetch) * 4);

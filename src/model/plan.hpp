@@ -182,7 +182,8 @@ struct LaneScratch {
     uint64_t lse = 0;
     uint64_t epochs = 0;
     uint64_t epoch_floats = 0;
-    // SEKV, one row: routing scores and what is chosen by them, then the list that the row attends to and each entry's place in the lane's.
+    // SEKV, one row: routing scores and their units, what is chosen by them, then the list that the row attends to and each entry's place
+    // in the lane's.
     uint64_t route = 0;
     uint64_t weights = 0;
     uint64_t selection = 0;
@@ -207,7 +208,7 @@ uint64_t host_record_bytes(const CachePlan &plan, const LayerGeometry &layer, co
 int64_t open_surprisals(const CachePlan &plan);
 ZoomShape zoom_shape(const skerry_kernels *kernels, const PolicyConfig &policy, const LayerGeometry &layer, const LaneQuota &quota);
 // Scratch of the selection: per window, and beside them (policy/zoom_router.hpp; tests compare).
-inline constexpr uint64_t selection_window_bytes = 16;
+inline constexpr uint64_t selection_window_bytes = 12;
 inline constexpr uint64_t selection_fixed_bytes = 8192;
 inline constexpr uint64_t zoomed_lane_bytes = 256; // scratch of what a lane's reading came to
 

@@ -4,19 +4,18 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
-#include <limits>
 
 namespace skerry {
 
 namespace {
 
-constexpr float none = -std::numeric_limits<float>::infinity();
 constexpr int32_t block = 16; // a constant number of turns lets the compiler use vectors
 
 // exp for x <= 0; 0 from -87 down, -inf included. The relative error is below 1e-6 from -10 on and grows to 6e-6 at -87. Operations that
 // round alike everywhere, so that a choice does not depend on the mathematics library: 2^r for |r| <= 1/2 by the polynomial of degree 5
 // with p(0) = 1 whose largest error is least, 1e-7.
 float fast_exp(float x) {
+    if (!(x > -87.0f)) return 0.0f;
     constexpr float to_whole = 0x1.8p23f;
     const float y = x * 0x1.715476p+0f;
     const float shifted = y + to_whole;
@@ -27,58 +26,37 @@ float fast_exp(float x) {
     p = p * r + 0x1.ebf9bcp-3f;
     p = p * r + 0x1.62e42ap-1f;
     p = p * r + 1.0f;
-    // The low bits of `shifted` are the power, at least -126 where it counts: added to the exponent they multiply by it. A mask in place of
-    // a comparison: behind a branch, operations that could trap keep a loop from using vectors.
-    const uint32_t bits = std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23);
-    constexpr int32_t least = std::bit_cast<int32_t>(87.0f);
-    const int32_t is_within = ((std::bit_cast<int32_t>(x) & INT32_MAX) - least) >> 31;
-    return std::bit_cast<float>(bits & static_cast<uint32_t>(is_within));
+    // The low bits of `shifted` are the power, at least -126: added to the exponent they multiply by it.
+    return std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(shifted) << 23));
 }
 
-float largest_of(const float *x, int32_t n) {
-    float lane[block];
-    std::fill_n(lane, block, none);
-    int32_t i = 0;
-    for (; i + block <= n; i += block) {
-        for (int32_t l = 0; l < block; ++l)
-            lane[l] = x[i + l] > lane[l] ? x[i + l] : lane[l];
-    }
-    for (int32_t l = 0; i < n; ++i, ++l)
-        lane[l] = x[i] > lane[l] ? x[i] : lane[l];
-    return *std::max_element(lane, lane + block);
-}
-
-// weights[s] = exp(scores[s] - largest); returns their sum.
-float exponentials(const float *scores, int32_t n, float largest, float *weights) {
-    for (int32_t i = 0; i < n; ++i)
-        weights[i] = fast_exp(scores[i] - largest);
+float sum_of(const float *x, int32_t n) {
     float lane[block] = {};
     int32_t i = 0;
     for (; i + block <= n; i += block) {
         for (int32_t l = 0; l < block; ++l)
-            lane[l] += weights[i + l];
+            lane[l] += x[i + l];
     }
     for (int32_t l = 0; i < n; ++i, ++l)
-        lane[l] += weights[i];
+        lane[l] += x[i];
     float sum = 0;
     for (const float part : lane)
         sum += part;
     return sum;
 }
 
-// gains[s] = sum over heads of exp(score_hs - Z_h).
-void add_up_gains(const ZoomRoute &route, float *weights, float *gains) {
+// gains[s] = sum over heads of score_hs / Z_h.
+void add_up_gains(const ZoomRoute &route, float *gains) {
     const int32_t n = route.segments;
     std::fill_n(gains, n, 0.0f);
     for (int32_t h = 0; h < route.group; ++h) {
         const float *const scores = route.scores + h * route.score_stride;
-        const float largest = largest_of(scores, n), device = route.device_lse[h];
-        if (largest == none) continue;
-        const float sum = exponentials(scores, n, largest, weights);
-        const float top = largest > device ? largest : device;
-        const float scale = fast_exp(largest - top), share = scale / (fast_exp(device - top) + scale * sum);
+        const float sum = sum_of(scores, n), unit = route.log_unit[h], device = route.device_lse[h];
+        const float top = unit > device ? unit : device;
+        const float scale = fast_exp(unit - top), share = scale / (fast_exp(device - top) + scale * sum);
+        if (!(sum > 0 && share > 0)) continue; // what is no number must not become a gain
         for (int32_t s = 0; s < n; ++s)
-            gains[s] += share * weights[s];
+            gains[s] += share * scores[s];
     }
 }
 
@@ -87,7 +65,8 @@ constexpr int32_t barred = std::bit_cast<int32_t>(-1.0f);
 
 int32_t select(int32_t mask, int32_t set, int32_t clear) { return (set & mask) | (clear & ~mask); }
 
-// Gains times their factors; returns how many segments can be chosen. With masks, for the reason given at fast_exp.
+// Gains times their factors; returns how many segments can be chosen. With masks: behind a branch, operations that could trap keep a loop
+// from using vectors.
 int32_t find_worths(const ZoomRoute &route, const float *gains, int32_t *worths) {
     const float hysteresis = static_cast<float>(route.hysteresis_ppm) / static_cast<float>(zoom_one);
     const int32_t resident = std::bit_cast<int32_t>(static_cast<float>(route.resident_ppm) / static_cast<float>(zoom_one));
@@ -142,7 +121,6 @@ int32_t find_last(const int32_t *worths, int32_t n, int32_t wanted, int32_t *his
 
 struct Scratch {
     float *gains;       // [segments]
-    float *weights;     // [segments]: exponentials of one head
     int32_t *worths;    // [segments]
     int32_t *rivals;    // [segments]
     int32_t *histogram; // [buckets]
@@ -151,8 +129,7 @@ struct Scratch {
 Scratch carve(void *memory, int32_t segments) {
     Scratch scratch;
     scratch.gains = static_cast<float *>(memory);
-    scratch.weights = scratch.gains + segments;
-    scratch.worths = reinterpret_cast<int32_t *>(scratch.weights + segments);
+    scratch.worths = reinterpret_cast<int32_t *>(scratch.gains + segments);
     scratch.rivals = scratch.worths + segments;
     scratch.histogram = scratch.rivals + segments;
     return scratch;
@@ -160,13 +137,16 @@ Scratch carve(void *memory, int32_t segments) {
 
 } // namespace
 
-size_t zoom_scratch_bytes(int32_t segments) { return 4 * static_cast<size_t>(segments) * sizeof(float) + buckets * sizeof(int32_t); }
+size_t zoom_scratch_bytes(int32_t segments) {
+    const size_t numbers = 3 * static_cast<size_t>(segments);
+    return (numbers + numbers % 2 + buckets) * sizeof(int32_t);
+}
 
 ZoomChoice route_zoom(const ZoomRoute &route, int32_t *chosen, void *memory) {
     const Scratch scratch = carve(memory, route.segments);
     const int32_t n = route.segments;
     const int32_t *const worths = scratch.worths;
-    add_up_gains(route, scratch.weights, scratch.gains);
+    add_up_gains(route, scratch.gains);
     const int32_t candidates = find_worths(route, scratch.gains, scratch.worths);
     ZoomChoice choice;
     const int32_t wanted = std::clamp(route.slots, 0, candidates);

@@ -18,8 +18,9 @@ enum class ZoomPlace : uint8_t {
 inline constexpr uint32_t zoom_one = 1000000;
 
 struct ZoomRoute {
-    const float *scores = nullptr; // [group][score_stride]: estimated log of a segment's sum of exp(logit); -inf: none
+    const float *scores = nullptr; // [group][score_stride]: a segment's estimated sum of exp(logit) over exp(log_unit); 0: none
     int64_t score_stride = 0;
+    const float *log_unit = nullptr;   // [group]
     const float *device_lse = nullptr; // [group]: log-sum-exp of what the device holds exactly; -inf: nothing
     const ZoomPlace *places = nullptr; // [segments]
     const int32_t *previous = nullptr; // chosen at the previous position (decisions.md 17), ascending
@@ -39,9 +40,9 @@ struct ZoomChoice {
 // Multiples of 8 bytes; the scratch is 8-byte aligned.
 size_t zoom_scratch_bytes(int32_t segments);
 
-// With Z_h = log(exp(device_lse_h) + the sum over all segments of exp(score_hs)), a segment's gain is the sum over heads of
-// exp(score_hs - Z_h) times its factors; the `slots` largest gains are chosen. `chosen` [slots] gets their ids, ascending; fewer where
-// there are fewer candidates. O(segments) as a rule.
+// With Z_h = exp(device_lse_h - log_unit_h) + the sum over all segments of score_hs, a segment's gain is the sum over heads of
+// score_hs / Z_h times its factors; the `slots` largest gains are chosen. `chosen` [slots] gets their ids, ascending; fewer where there are
+// fewer candidates. What exp(device_lse_h) is 2^125 units or more, the segments have no share in. O(segments) as a rule.
 ZoomChoice route_zoom(const ZoomRoute &route, int32_t *chosen, void *scratch);
 
 } // namespace skerry

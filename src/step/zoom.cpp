@@ -449,6 +449,7 @@ uint32_t zoom_row(const ZoomCall &call, int32_t head, const LaneScratch &offsets
     LaneZoom &zoom = tables.lane(layer.lane + head);
     const int32_t windows = static_cast<int32_t>(zoom.windows);
     float *scores = reinterpret_cast<float *>(base + offsets.route);
+    float *log_unit = scores + ptrdiff_t{windows} * layer.group;
     float *lse = reinterpret_cast<float *>(base + offsets.lse);
     exact_lse(call, lane, zoom.windows, lse);
 
@@ -470,6 +471,7 @@ uint32_t zoom_row(const ZoomCall &call, int32_t head, const LaneScratch &offsets
     task.counts = router_counts(p, tables, zoom);
     task.scores = scores;
     task.score_stride = windows;
+    task.log_unit = log_unit;
     task.scratch = base + offsets.route_scratch;
     task.segments = windows;
     cache->kernels().route(&params, &task);
@@ -495,6 +497,7 @@ uint32_t zoom_row(const ZoomCall &call, int32_t head, const LaneScratch &offsets
     ZoomRoute route;
     route.scores = scores;
     route.score_stride = windows;
+    route.log_unit = log_unit;
     route.device_lse = lse;
     route.places = places;
     const bool later = zoom.position < call.position;

@@ -306,6 +306,7 @@ public:
         for (float &q : queries_)
             q = 2.0f * random.normal();
         scores_.resize(heads * n);
+        units_.resize(heads);
         device_.assign(heads, 8.0f);
         places_.assign(n, skerry::ZoomPlace::absent);
         slots_ = segments_ * 6 / 100;
@@ -324,6 +325,7 @@ public:
             task.counts = counts_.data() + first * skerry::router_centroids;
             task.scores = scores_.data() + first * group;
             task.score_stride = segments_;
+            task.log_unit = units_.data() + static_cast<ptrdiff_t>(head) * group;
             task.segments = segments_;
             thread_local const Bytes own = aligned_bytes(scratch_bytes(), 0);
             task.scratch = own.get();
@@ -331,6 +333,7 @@ public:
             skerry::ZoomRoute route;
             route.scores = task.scores;
             route.score_stride = segments_;
+            route.log_unit = task.log_unit;
             route.device_lse = device_.data() + static_cast<ptrdiff_t>(head) * group;
             route.places = places_.data();
             route.previous = previous_.data();
@@ -371,7 +374,7 @@ private:
     size_t key_bytes_ = 0;
     skerry_route_params params_ = {};
     std::vector<uint8_t> keys_, counts_;
-    std::vector<float> queries_, scores_, device_;
+    std::vector<float> queries_, scores_, units_, device_;
     std::vector<skerry::ZoomPlace> places_;
     std::vector<int32_t> previous_, chosen_;
 };

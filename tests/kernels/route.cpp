@@ -5,12 +5,23 @@
 
 #include <doctest/doctest.h>
 
+#include <numeric>
+
 namespace {
 
 using namespace scene;
 using namespace skerry;
 
 constexpr float none = -std::numeric_limits<float>::infinity();
+
+struct Scores {
+    std::vector<float> scores, units; // [group][segments], [group]
+    int32_t segments;
+
+    float score(int32_t h, int32_t s) const { return scores[static_cast<size_t>(h * segments + s)]; }
+    double unit(int32_t h) const { return double(units[static_cast<size_t>(h)]); }
+    double log(int32_t h, int32_t s) const { return std::log(double(score(h, s))) + unit(h); }
+};
 
 // Segments of one KV head, coded, with the numbers that their bytes stand for.
 struct Keys {
@@ -52,7 +63,7 @@ struct Keys {
 
     double oracle(int32_t h, int32_t s) const {
         const int32_t set = params.sets == 1 ? 0 : h;
-        double sum = 0;
+        double logs[router_centroids], most = double(none), sum = 0;
         for (int32_t c = 0; c < params.vectors; ++c) {
             double dot = 0;
             for (int32_t i = 0; i < params.dim; ++i) {
@@ -61,20 +72,38 @@ struct Keys {
             }
             double logit = dot * double(params.scale);
             if (params.softcap > 0) logit = double(params.softcap) * std::tanh(logit / double(params.softcap));
-            sum += counts[static_cast<size_t>(s * params.vectors + c)] * std::exp(logit);
+            logs[c] = logit + std::log(double(counts[static_cast<size_t>(s * params.vectors + c)]));
+            most = std::max(most, logs[c]);
         }
-        return std::log(sum);
+        if (most == double(none)) return most;
+        for (int32_t c = 0; c < params.vectors; ++c)
+            sum += std::exp(logs[c] - most);
+        return most + std::log(sum);
     }
 
-    // Scores [group][segments], from arrays that end where they must.
-    std::vector<float> run(const skerry_kernels &kernels, int32_t begin, int32_t end, bool has_bias) const {
+    // Puts the segments into another order.
+    void arrange(const std::vector<int32_t> &order) {
+        const auto permute = [&](auto &all) {
+            const auto before = all;
+            const size_t each = all.size() / order.size();
+            for (size_t s = 0; s < order.size(); ++s)
+                std::copy_n(before.begin() + static_cast<ptrdiff_t>(static_cast<size_t>(order[s]) * each), each,
+                            all.begin() + static_cast<ptrdiff_t>(s * each));
+        };
+        permute(bytes);
+        permute(counts);
+        permute(vectors);
+    }
+
+    // From arrays that end where they must.
+    Scores run(const skerry_kernels &kernels, int32_t begin, int32_t end, bool has_bias) const {
         const size_t key_bytes = router_key_bytes(params), n = static_cast<size_t>(end - begin), v = static_cast<size_t>(params.vectors);
         const std::vector<uint8_t> own_keys(bytes.begin() + begin * static_cast<ptrdiff_t>(key_bytes),
                                             bytes.begin() + end * static_cast<ptrdiff_t>(key_bytes));
         const std::vector<uint8_t> own_counts(counts.begin() + begin * static_cast<ptrdiff_t>(v),
                                               counts.begin() + end * static_cast<ptrdiff_t>(v));
         const size_t stride = n + 3, scratch_bytes = kernels.route_scratch_bytes(&params);
-        std::vector<float> scores(stride * static_cast<size_t>(params.group), 7.0f);
+        std::vector<float> scores(stride * static_cast<size_t>(params.group), 7.0f), units(static_cast<size_t>(params.group) + 1, 7.0f);
         const Bytes scratch = aligned_bytes(scratch_bytes + 64, 0x77);
         skerry_route_task task = {};
         task.balance = params.form == SKERRY_ROUTE_CENTROIDS ? &epoch : nullptr;
@@ -84,17 +113,22 @@ struct Keys {
         task.counts = own_counts.data();
         task.scores = scores.data();
         task.score_stride = static_cast<int64_t>(stride);
+        task.log_unit = units.data();
         task.scratch = scratch.get();
         task.segments = end - begin;
         kernels.route(&params, &task);
         for (size_t i = scratch_bytes; i < scratch_bytes + 64; ++i)
             REQUIRE(scratch.get()[i] == 0x77);
-        std::vector<float> dense;
+        REQUIRE(units.back() == 7.0f);
+        units.pop_back();
+        for (const float unit : units)
+            REQUIRE(std::isfinite(unit));
+        Scores dense = {{}, units, end - begin};
         for (size_t h = 0; h < static_cast<size_t>(params.group); ++h) {
             for (size_t s = n; s < stride; ++s)
                 REQUIRE(scores[h * stride + s] == 7.0f);
             for (size_t s = 0; s < n; ++s)
-                dense.push_back(scores[h * stride + s]);
+                dense.scores.push_back(scores[h * stride + s]);
         }
         return dense;
     }
@@ -186,17 +220,31 @@ void compare_with_oracle(Keys &keys, bool has_bias) {
         CAPTURE(level.name);
         const skerry_kernels &kernels = *cpu_kernels(level.features);
         REQUIRE(kernels.route_supports(&keys.params) == 1);
-        const std::vector<float> scores = keys.run(kernels, 0, keys.segments, has_bias);
+        const Scores scores = keys.run(kernels, 0, keys.segments, has_bias);
         double worst = 0; // of what is allowed
         for (int32_t h = 0; h < keys.params.group; ++h) {
+            const double bias = has_bias ? double(keys.bias[static_cast<size_t>(h)]) : 0.0;
+            double most = double(none);
+            float largest = 0;
             for (int32_t s = 0; s < keys.segments; ++s) {
-                const double score = double(scores[static_cast<size_t>(h * keys.segments + s)]);
-                const double expected = keys.oracle(h, s) + (has_bias ? double(keys.bias[static_cast<size_t>(h)]) : 0.0);
+                most = std::max(most, keys.oracle(h, s) + bias);
+                largest = std::max(largest, scores.score(h, s));
+            }
+            CHECK((largest > 0) == (most > double(none)));
+            if (largest > 0) CHECK((largest >= 0x1p-40f && largest <= 0x1p50f));
+            for (int32_t s = 0; s < keys.segments; ++s) {
+                const double expected = keys.oracle(h, s) + bias;
+                // What multiplies x86 scores meets no subnormal numbers.
+                if (level.features != 0) CHECK((scores.score(h, s) == 0.0f || scores.score(h, s) >= 0x1p-100f));
                 if (expected == double(none)) {
-                    CHECK(score == double(none));
-                } else {
-                    worst = std::max(worst, std::fabs(score - expected) / keys.tolerance(h, s));
+                    CHECK(scores.score(h, s) == 0.0f);
+                    continue;
                 }
+                const double log = scores.log(h, s), depth = most - 50 * std::log(2.0);
+                REQUIRE_FALSE(std::isnan(log));
+                const double allowed = keys.tolerance(h, s) + 0x1p-23 * std::max(std::fabs(expected), std::fabs(most)); // logs are in f32
+                // Where less than 2^-50 of the largest is due, anything below that will do.
+                worst = std::max(worst, (expected > depth ? std::fabs(log - expected) : log - depth) / allowed);
             }
         }
         CHECK(worst < 1.0);
@@ -229,14 +277,14 @@ TEST_CASE("route: rounding the queries of centroids shifts logits whose spread i
     for (const Level &level : levels()) {
         if (!runs(level)) continue;
         CAPTURE(level.name);
-        const std::vector<float> scores = keys.run(*cpu_kernels(level.features), 0, keys.segments, false);
+        const Scores scores = keys.run(*cpu_kernels(level.features), 0, keys.segments, false);
         double error = 0, sum = 0, square = 0;
         int32_t count = 0;
         for (int32_t h = 0; h < keys.params.group; ++h) {
             for (int32_t s = 0; s < keys.segments; ++s) {
                 const double expected = keys.oracle(h, s);
                 if (expected == double(none)) continue;
-                const double apart = double(scores[static_cast<size_t>(h * keys.segments + s)]) - expected;
+                const double apart = scores.log(h, s) - expected;
                 error += apart * apart;
                 ++count;
             }
@@ -275,26 +323,74 @@ TEST_CASE("route: projections at every level against float64, shared by the grou
     }
 }
 
-TEST_CASE("route: where a list is cut changes no bit of a score") {
+TEST_CASE("route: the unit follows the largest logit, wherever it stands") {
+    for (const int32_t dim : {-128, 16, 32}) {
+        // Logits that lie a few or hundreds of nats apart, and rise, fall or do neither along the list.
+        for (const float size : {8.0f, 60.0f}) {
+            CAPTURE(dim);
+            CAPTURE(size);
+            Keys keys(dim < 0 ? SKERRY_ROUTE_CENTROIDS : SKERRY_ROUTE_PROJECTED, std::abs(dim), 2, 4, 1, 150, 31);
+            for (float &x : keys.queries)
+                x *= size;
+            std::vector<int32_t> order(150), back(150);
+            std::iota(order.begin(), order.end(), 0);
+            std::iota(back.rbegin(), back.rend(), 0);
+            std::vector<double> logs;
+            for (int32_t s = 0; s < 150; ++s)
+                logs.push_back(keys.oracle(0, s));
+            const auto log_of = [&](int32_t s) { return logs[static_cast<size_t>(s)]; };
+            std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return log_of(a) < log_of(b); });
+            CHECK(log_of(order[149]) - log_of(order[75]) > 5 * double(size));
+            compare_with_oracle(keys, true);
+            keys.arrange(order);
+            compare_with_oracle(keys, true);
+            keys.arrange(back);
+            compare_with_oracle(keys, true);
+        }
+    }
+}
+
+TEST_CASE("route: where a list is cut changes no more of a score than its unit") {
     struct Shape {
         skerry_route_form form;
         int32_t dim;
+        float size; // of the queries
     };
-    for (const Shape shape : {Shape{SKERRY_ROUTE_CENTROIDS, 128}, Shape{SKERRY_ROUTE_PROJECTED, 16}, Shape{SKERRY_ROUTE_PROJECTED, 32}}) {
+    for (const Shape shape : {Shape{SKERRY_ROUTE_CENTROIDS, 128, 0.5f}, Shape{SKERRY_ROUTE_PROJECTED, 16, 0.5f},
+                              Shape{SKERRY_ROUTE_PROJECTED, 32, 0.5f}, Shape{SKERRY_ROUTE_PROJECTED, 32, 3.0f}}) {
         Keys keys(shape.form, shape.dim, 4, 4, 1, 70, 5);
+        for (float &x : keys.queries)
+            x *= shape.size;
         for (const Level &level : levels()) {
             if (!runs(level)) continue;
             CAPTURE(level.name);
             const skerry_kernels &kernels = *cpu_kernels(level.features);
-            const std::vector<float> whole = keys.run(kernels, 0, 70, true);
-            for (const int32_t cut : {1, 16, 19, 69}) {
-                const std::vector<float> low = keys.run(kernels, 0, cut, true), high = keys.run(kernels, cut, 70, true);
+            const Scores whole = keys.run(kernels, 0, 70, true);
+            int32_t moved = 0, compared = 0;
+            const auto compare = [&](const Scores &part, int32_t begin) {
                 for (int32_t h = 0; h < 4; ++h) {
-                    CHECK(std::memcmp(whole.data() + h * 70, low.data() + h * cut, sizeof(float) * static_cast<size_t>(cut)) == 0);
-                    CHECK(std::memcmp(whole.data() + h * 70 + cut, high.data() + h * (70 - cut),
-                                      sizeof(float) * static_cast<size_t>(70 - cut)) == 0);
+                    const float most = *std::max_element(whole.scores.begin() + 70 * h, whole.scores.begin() + 70 * (h + 1));
+                    const double steps = (part.unit(h) - whole.unit(h)) / (64 * std::log(2.0));
+                    moved += std::fabs(steps) > 0.5 ? 1 : 0;
+                    if (level.features != 0) CHECK(std::fabs(steps - std::round(steps)) < 1e-5);
+                    for (int32_t s = 0; s < part.segments; ++s) {
+                        const float expected = whole.score(h, begin + s);
+                        if (expected < 0x1p-50f * most) continue;
+                        ++compared;
+                        if (level.features == 0) {
+                            CHECK(std::fabs(part.log(h, s) - whole.log(h, begin + s)) < 3e-5);
+                        } else {
+                            CHECK(std::ldexp(part.score(h, s), 64 * static_cast<int>(std::round(steps))) == expected);
+                        }
+                    }
                 }
+            };
+            for (const int32_t cut : {1, 16, 19, 69}) {
+                compare(keys.run(kernels, 0, cut, true), 0);
+                compare(keys.run(kernels, cut, 70, true), cut);
             }
+            CHECK(compared > 200);
+            if (level.features != 0) CHECK((moved > 0) == (shape.size > 1));
         }
     }
 }
@@ -304,13 +400,13 @@ TEST_CASE("route: one centroid of n equal keys has their exact mass") {
     keys.counts = {16, 0, 0, 0};
     for (const Level &level : levels()) {
         if (!runs(level)) continue;
-        const std::vector<float> scores = keys.run(*cpu_kernels(level.features), 0, 1, false);
+        const Scores scores = keys.run(*cpu_kernels(level.features), 0, 1, false);
         for (int32_t h = 0; h < 2; ++h) {
             double dot = 0;
             for (int32_t i = 0; i < 64; ++i)
                 dot += double(keys.queries[static_cast<size_t>(64 * h + i)]) * keys.vectors[static_cast<size_t>(i)];
             const double expected = dot * double(keys.params.scale) + std::log(16.0);
-            CHECK(std::fabs(double(scores[static_cast<size_t>(h)]) - expected) < keys.tolerance(h, 0));
+            CHECK(std::fabs(scores.log(h, 0) - expected) < keys.tolerance(h, 0));
         }
     }
 }
@@ -325,27 +421,42 @@ TEST_CASE("route: zero queries, zero keys and segments without vectors give no N
         for (const Level &level : levels()) {
             if (!runs(level)) continue;
             CAPTURE(level.name);
-            const std::vector<float> scores = keys.run(*cpu_kernels(level.features), 0, 33, false);
-            for (const float score : scores)
+            const Scores scores = keys.run(*cpu_kernels(level.features), 0, 33, false);
+            for (const float score : scores.scores)
                 CHECK_FALSE(std::isnan(score));
-            for (size_t h = 0; h < 3; ++h) {
-                CHECK(scores[33 * h] == doctest::Approx(std::log(16.0)));
-                CHECK(scores[33 * h + 2] == none);
+            for (int32_t h = 0; h < 3; ++h) {
+                CHECK(scores.log(h, 0) == doctest::Approx(std::log(16.0)));
+                CHECK(scores.score(h, 2) == 0.0f);
             }
+            // Nothing at all.
+            std::fill(keys.counts.begin(), keys.counts.end(), uint8_t(0));
+            for (const float score : keys.run(*cpu_kernels(level.features), 0, 33, true).scores)
+                CHECK(score == 0.0f);
+            std::fill_n(keys.counts.begin(), 8, uint8_t(4));
         }
     }
 }
 
 TEST_CASE("route: enormous logits stay numbers") {
     for (const int32_t rank : {16, 32, -128}) {
-        Keys keys(rank < 0 ? SKERRY_ROUTE_CENTROIDS : SKERRY_ROUTE_PROJECTED, std::abs(rank), 2, 4, 1, 20, 7);
-        for (float &x : keys.queries)
-            x *= 1e37f;
-        for (const Level &level : levels()) {
-            if (!runs(level) || level.features == 0) continue;
-            CAPTURE(level.name);
-            for (const float score : keys.run(*cpu_kernels(level.features), 0, 20, false))
-                CHECK_FALSE(std::isnan(score));
+        for (const float size : {1e5f, 1e6f, 1e8f, 1e10f, 1e20f, 1e37f}) {
+            CAPTURE(size);
+            Keys keys(rank < 0 ? SKERRY_ROUTE_CENTROIDS : SKERRY_ROUTE_PROJECTED, std::abs(rank), 2, 4, 1, 40, 7);
+            for (float &x : keys.queries)
+                x *= size;
+            for (const Level &level : levels()) {
+                if (!runs(level) || level.features == 0) continue;
+                CAPTURE(level.name);
+                const Scores scores = keys.run(*cpu_kernels(level.features), 0, 40, false);
+                for (int32_t h = 0; h < 2; ++h) {
+                    float largest = 0;
+                    for (int32_t s = 0; s < 40; ++s) {
+                        CHECK((scores.score(h, s) == 0.0f || (scores.score(h, s) >= 0x1p-100f && scores.score(h, s) <= 0x1p50f)));
+                        largest = std::max(largest, scores.score(h, s));
+                    }
+                    CHECK(largest >= 0x1p-40f);
+                }
+            }
         }
     }
 }
@@ -371,17 +482,18 @@ TEST_CASE("route: a block of int4 as docs/format.md has it, byte by byte") {
         const skerry_kernels &kernels = *cpu_kernels(level.features);
         const Bytes scratch = aligned_bytes(kernels.route_scratch_bytes(&params), 0);
         for (int32_t i = 0; i < 18; ++i) {
-            float query[18] = {}, score = 0;
+            float query[18] = {}, score = 0, unit = 0;
             query[i] = 1;
             skerry_route_task task = {};
             task.queries = query;
             task.keys = expected.data();
             task.counts = &count;
             task.scores = &score;
+            task.log_unit = &unit;
             task.score_stride = task.segments = 1;
             task.scratch = scratch.get();
             kernels.route(&params, &task);
-            CHECK(score == doctest::Approx(row[i]));
+            CHECK(std::log(double(score)) + double(unit) == doctest::Approx(double(row[i])));
         }
     }
 }
@@ -389,7 +501,7 @@ TEST_CASE("route: a block of int4 as docs/format.md has it, byte by byte") {
 TEST_CASE("route: no segments, nothing written") {
     Keys keys(SKERRY_ROUTE_CENTROIDS, 64, 2, 4, 1, 1, 8);
     for (const Level &level : levels()) {
-        if (runs(level)) CHECK(keys.run(*cpu_kernels(level.features), 1, 1, true).empty());
+        if (runs(level)) CHECK(keys.run(*cpu_kernels(level.features), 1, 1, true).scores.empty());
     }
 }
 

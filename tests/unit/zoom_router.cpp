@@ -71,7 +71,9 @@ struct Chosen {
 
 struct Problem {
     ZoomRoute route;
-    std::vector<float> scores, device;
+    std::vector<float> scores, device;  // logarithms
+    std::vector<float> unit, multiples; // what the choice is given of the scores
+    float above = 0;                    // how far the units lie above the largest scores
     std::vector<ZoomPlace> places;
     std::vector<int32_t> previous;
 
@@ -83,7 +85,19 @@ struct Problem {
     }
 
     void point() {
-        route.scores = scores.data();
+        const size_t n = places.size();
+        unit.assign(static_cast<size_t>(route.group), 0.0f);
+        multiples.resize(scores.size());
+        for (size_t h = 0; h < unit.size(); ++h) {
+            float largest = none;
+            for (size_t s = 0; s < n; ++s)
+                largest = std::max(largest, scores[h * n + s]);
+            if (largest != none) unit[h] = largest + above;
+            for (size_t s = 0; s < n; ++s)
+                multiples[h * n + s] = static_cast<float>(std::exp(double(scores[h * n + s]) - double(unit[h])));
+        }
+        route.scores = multiples.data();
+        route.log_unit = unit.data();
         route.device_lse = device.data();
         route.places = places.data();
         route.previous = previous.data();
@@ -342,6 +356,7 @@ TEST_CASE("zoom: the largest gains, against float64") {
             x = below(random, 20) == 0 ? none : level + spread * normal(random);
         for (float &x : problem.device)
             x = below(random, 4) == 0 ? none : level + 5.0f * normal(random);
+        problem.above = 27.0f - 61.0f * uniform(random);
         for (ZoomPlace &place : problem.places)
             place = static_cast<ZoomPlace>(below(random, 3));
         for (int32_t s = 0; s < segments; ++s) {
@@ -393,6 +408,18 @@ TEST_CASE("zoom: ties go to the lower id") {
     const Chosen chosen = empty.run();
     CHECK(chosen.ids == std::vector<int32_t>{0, 1});
     CHECK(chosen.mass == 0.0f);
+    // A head that is no number has no say.
+    for (const bool is_device : {false, true}) {
+        for (const int32_t slots : {2, 6}) {
+            Problem broken(2, 6);
+            broken.scores = {0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2};
+            (is_device ? broken.device[0] : broken.scores[3]) = std::nanf("");
+            broken.route.slots = slots;
+            const Chosen numbers = broken.run();
+            CHECK(numbers.ids == (slots == 2 ? std::vector<int32_t>{3, 5} : std::vector<int32_t>{0, 1, 2, 3, 4, 5}));
+            CHECK(numbers.mass < 0.501f);
+        }
+    }
 }
 
 TEST_CASE("zoom: of those as good as the last one the lower ids, wherever the last one stands") {
@@ -464,6 +491,32 @@ TEST_CASE("zoom: what the device holds takes its share of every head") {
     const Chosen chosen = problem.run();
     CHECK(chosen.ids == std::vector<int32_t>{1});
     CHECK(chosen.mass == doctest::Approx(0.5 * std::exp(3.0) / (std::exp(3.0) + 2)));
+}
+
+TEST_CASE("zoom: what the device holds may lie far above or below the segments") {
+    Problem problem(1, 4);
+    problem.scores = {1.0f, 2.0f, none, 0.0f};
+    problem.route.slots = 2;
+    for (const float above : {-34.0f, 0.0f, 27.0f}) {
+        problem.above = above;
+        for (const float device : {none, -1e30f, -200.0f, -80.0f, 30.0f, 54.0f}) {
+            CAPTURE(device);
+            problem.device = {device};
+            const Chosen chosen = problem.run();
+            CHECK(chosen.ids == std::vector<int32_t>{0, 1});
+            const std::vector<double> gains = problem.gains();
+            CHECK(double(chosen.mass) / (gains[0] + gains[1]) == doctest::Approx(1.0));
+        }
+        // More than f32 can tell: nothing has mass, and ties go to the lower id.
+        for (const float device : {130.0f, 1e6f, 1e30f}) {
+            problem.device = {device};
+            problem.scores[0] = -1.0f;
+            const Chosen chosen = problem.run();
+            CHECK(chosen.ids == std::vector<int32_t>{0, 1});
+            CHECK(chosen.mass == 0.0f);
+            problem.scores[0] = 1.0f;
+        }
+    }
 }
 
 TEST_CASE("zoom: barred segments take part in the mass only; no slots, nothing chosen") {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace skerry::ref {
 
@@ -50,7 +51,8 @@ float logit_of(const skerry_route_params &params, const float *query, const floa
     return params.softcap > 0 ? params.softcap * std::tanh(logit / params.softcap) : logit;
 }
 
-float score_of(const skerry_route_params &params, const float *query, const float *rows, const uint8_t *counts) {
+// Of a segment's terms.
+float log_sum(const skerry_route_params &params, const float *query, const float *rows, const uint8_t *counts) {
     float logits[router_centroids], largest = none, sum = 0;
     for (int32_t c = 0; c < params.vectors; ++c) {
         if (counts[c] == 0) continue;
@@ -95,9 +97,17 @@ void route(const skerry_route_params *params, const skerry_route_task *task) {
             if (params->form == SKERRY_ROUTE_PROJECTED && h < params->sets) {
                 decode_projected(*params, key + static_cast<size_t>(h) * set_bytes, rows);
             }
-            const float score = score_of(*params, task->queries + static_cast<ptrdiff_t>(h) * params->dim, rows, counts);
-            task->scores[h * task->score_stride + s] = score + (task->bias != nullptr ? task->bias[h] : 0.0f);
+            task->scores[h * task->score_stride + s] =
+                log_sum(*params, task->queries + static_cast<ptrdiff_t>(h) * params->dim, rows, counts);
         }
+    }
+    for (int32_t h = 0; h < params->group; ++h) {
+        float *const scores = task->scores + h * task->score_stride;
+        const float largest = std::accumulate(scores, scores + task->segments, none, [](float a, float b) { return std::max(a, b); });
+        const float unit = largest == none ? 0.0f : largest;
+        for (int32_t s = 0; s < task->segments; ++s)
+            scores[s] = std::exp(scores[s] - unit);
+        task->log_unit[h] = unit + (task->bias != nullptr ? task->bias[h] : 0.0f);
     }
 }
 

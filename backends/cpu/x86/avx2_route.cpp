@@ -55,7 +55,10 @@ Row load_row(const float *at) { return _mm256_loadu_ps(at); }
 void store_row(float *at, Row x) { _mm256_storeu_ps(at, x); }
 Row all_row(float x) { return _mm256_set1_ps(x); }
 Row max_rows(Row x, Row y) { return _mm256_max_ps(x, y); }
+Row min_rows(Row x, Row y) { return _mm256_min_ps(x, y); }
 Row fma_rows(Row x, Row y, Row z) { return _mm256_fmadd_ps(x, y, z); }
+bool any_above(Row x, Row y) { return _mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_GT_OQ)) != 0; }
+Row rows_from(float least, Row x) { return _mm256_and_ps(x, _mm256_cmp_ps(x, all_row(least), _CMP_GE_OQ)); }
 
 // Eight segments from `row` on, of which a register holds k and 4 + k.
 void transpose_sums(const int32_t *sums, int row, Row (&out)[4]) {
@@ -78,26 +81,12 @@ Vec load_counts(const uint8_t *at, int c) { return {eight_counts(at, c), eight_c
 
 Vec from_halves(__m128i low, __m128i high) { return {_mm256_cvtph_ps(low), _mm256_cvtph_ps(high)}; }
 
-// x = m 2^n, m in [0.75, 1.5); log2 m = 2 log2(e) artanh((m - 1) / (m + 1)), whose series leaves 1.6e-7 beyond the last term.
-__m256 log2_half(__m256 x) {
-    const __m256i bits = _mm256_castps_si256(x), above = _mm256_sub_epi32(bits, _mm256_set1_epi32(0x3f400000));
-    const __m256i exponent = _mm256_srai_epi32(above, 23);
-    const __m256 m = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(exponent, 23)));
-    const __m256 one = _mm256_set1_ps(1.0f), s = _mm256_div_ps(_mm256_sub_ps(m, one), _mm256_add_ps(m, one)), square = _mm256_mul_ps(s, s);
-    __m256 p = _mm256_set1_ps(0x1.a61762p-2f); // 2 / (7 ln 2), and so on
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(0x1.2776c6p-1f));
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(0x1.ec709ep-1f));
-    p = _mm256_fmadd_ps(p, square, _mm256_set1_ps(0x1.715476p+1f));
-    return _mm256_fmadd_ps(p, s, _mm256_cvtepi32_ps(exponent));
-}
-
-// 2^x for x <= 0, held at -125: what weighs 2e-38 of the largest counts for nothing. The polynomial has the least largest error that one
-// of degree 4 with p(0) = 1 has, 2.9e-6 of the value.
-void exp2_rows(Row (&x)[4]) {
-    const Row to_whole = all_row(0x1.8p23f);
+// Held at 2^-125. The polynomial has the least largest error that one of degree 4 with p(0) = 1 has, 2.9e-6 of the value.
+void exp2_rows(Row (&x)[4], float level) {
+    const Row to_whole = all_row(0x1.8p23f - level), least = all_row(level - 125.0f);
     Row shifted[4], p[4];
     for (int i = 0; i < 4; ++i)
-        x[i] = max_rows(x[i], all_row(-125.0f));
+        x[i] = max_rows(x[i], least);
     for (int i = 0; i < 4; ++i)
         shifted[i] = x[i] + to_whole;
     for (int i = 0; i < 4; ++i)
@@ -115,8 +104,6 @@ void exp2_rows(Row (&x)[4]) {
         x[i] = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p[i]), power));
     }
 }
-
-Vec log2_of(Vec x) { return {log2_half(x.a), log2_half(x.b)}; }
 
 } // namespace
 

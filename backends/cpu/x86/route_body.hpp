@@ -11,14 +11,18 @@
 //   load_sums(const int32_t *), store_sums(int32_t *, Lines)
 //   up_words(Lines, int bits), down_words(Lines, int bits): shifts of 16-bit numbers, the second with their sign; word_dots(Lines, Lines):
 //   products of such, added in pairs
-//   Row: one register of f32, row_segments of them; load_row, store_row, all_row(float), max_rows, fma_rows. Four vectors of 16 segments as
-//   registers, with the constants of an exponential, are more than there are of 256 bits
+//   Row: one register of f32, row_segments of them; load_row, store_row, all_row(float), max_rows, min_rows, fma_rows. Four vectors of 16
+//   segments as registers, with the constants of an exponential, are more than there are of 256 bits
 //   transpose_sums(const int32_t *, int row, Row (&)[4]): sums of a block to its row of each vector
-//   exp2_rows(Row (&)[4]) of x <= 0, step by step for all four; Vec log2_of(Vec) of numbers from 1 to 2^20
+//   exp2_rows(Row (&x)[4], float level): 2^(x - level) of x <= level + 32, step by step for all four; the level is a multiple of
+//   level_step within level_limit, and a number has the same bits but for the exponent under any of them. any_above(Row, Row): whether a
+//   lane is; rows_from(float, Row): 0 in place of what is less
 //   Vec load_counts(const uint8_t *, int c): byte c of 16 words; from_halves(__m128i, __m128i) of f16
 // Static throughout, for the reason given there.
 //
-// Segments go in blocks of 16, lanes are segments. No lane looks at another one, so a score does not depend on where a list was cut.
+// Segments go in blocks of 16, lanes are segments. A head's scores are relative to two to the power of its level, which follows its largest
+// logit in steps so large that it rarely moves after the first row. Where it does, what was written is multiplied by a power of two: where
+// a list was cut changes the unit of scores, and no other bit of those above 2^-50 of the largest.
 
 #include "codec/router_key.hpp"
 #include "cpu/x86/route_queries.hpp"
@@ -32,7 +36,6 @@ namespace {
 
 constexpr int block_segments = 16, slots = 4; // room for router_centroids vectors
 constexpr int block_slots = block_segments * slots;
-constexpr float highest = 0x1.fffffep+127f;
 constexpr float log2_e = 0x1.715476p+0f, ln_2 = 0x1.62e430p-1f;
 
 struct Block {
@@ -109,19 +112,40 @@ Vec softcapped(Vec x, float cap) {
     return v_below(y, v_zero(), v_sub(v_zero(), t), t);
 }
 
-// Sixteen scores to be: largest + log2(sum).
-struct Parts {
-    alignas(64) float largest[block_segments], sum[block_segments];
-};
+// Logits to base 2 are at most level_reach above the level, and the largest is above that much below it. Beyond level_limit they are held:
+// f32 has no more than eighths there.
+constexpr float level_step = 64.0f, level_reach = 32.0f, level_limit = 0x1p21f;
+constexpr float least_score = 0x1p-100f; // above what terms come to that exp2_rows holds; nobody need multiply subnormal numbers
 
-// One query head's, from sums of products. Logarithms are to base 2; logits are finite (route_queries.cpp).
+// The level with `largest` among the logits. Brings what the head has so far, `scored` scores and the first `count` of `block`, to it.
+[[gnu::cold, gnu::noinline]] float raise_level(const RouteWork &w, int32_t head, int32_t scored, const float (&largest)[row_segments],
+                                               float *block, int count) {
+    float *const level = w.task->log_unit + head, most = largest[0];
+    for (const float x : largest)
+        most = x > most ? x : most;
+    most = most < level_limit ? most : level_limit;
+    const float raised = level_step * __builtin_ceilf((most - level_reach) / level_step), by = raised - *level;
+    // Two steps leave 2^-54 of the largest at most: 10 of the 64 are the logarithm of 1,020 tokens.
+    const float factor = by == 0 ? 1.0f : by == level_step ? 0x1p-64f : 0.0f;
+    const auto multiply = [factor](float *scores, int32_t n) {
+        for (int32_t i = 0; i < n; ++i)
+            scores[i] = scores[i] * factor < least_score ? 0.0f : scores[i] * factor;
+    };
+    multiply(w.task->scores + head * w.task->score_stride, scored);
+    multiply(block, count);
+    *level = raised;
+    return raised;
+}
+
+// One query head's scores of a block, from sums of products. Logits are finite (route_queries.cpp) and to base 2.
 template <bool has_cap>
-void add_up(const RouteWork &w, const Block &of_all, int32_t head, const int32_t *sums, Parts &parts) {
+void add_up(const RouteWork &w, const Block &of_all, int32_t first, int32_t head, const int32_t *sums) {
     // Hides that the block is the same for all heads: g++ 12 would copy all of it to where it keeps what does not change.
     const Block *hidden = &of_all;
     __asm__("" : "+r"(hidden));
     const Block &block = *hidden;
-    alignas(64) float capped[slots][block_segments];
+    alignas(64) float capped[slots][block_segments], scores[block_segments];
+    float level = w.task->log_unit[head];
     const Row step = all_row(w.queries.step[head]);
     if constexpr (has_cap) {
         for (int at = 0; at < block_segments; at += row_segments) {
@@ -134,36 +158,31 @@ void add_up(const RouteWork &w, const Block &of_all, int32_t head, const int32_t
             v_store(capped[c], v_mul(softcapped(v_load(capped[c]), w.params->softcap), v_set1(log2_e)));
     }
     for (int at = 0; at < block_segments; at += row_segments) {
-        Row logit[slots], term[slots];
+        Row logit[slots];
         if constexpr (!has_cap) transpose_sums(sums, at, logit);
         for (int c = 0; c < slots; ++c) {
             const Row absent = load_row(block.absent[c] + at);
             if constexpr (has_cap) {
                 logit[c] = load_row(capped[c] + at) + absent;
             } else {
-                logit[c] = fma_rows(logit[c] * step, load_row(block.scales[c] + at), absent); // scores get the mean, as all logits have it
+                // The unit gets the mean, as all logits have it.
+                logit[c] = fma_rows(logit[c] * step, load_row(block.scales[c] + at), absent);
             }
         }
         const Row largest = max_rows(max_rows(logit[0], logit[1]), max_rows(logit[2], logit[3]));
-        const Row held = max_rows(largest, all_row(-highest));
-        for (int c = 0; c < slots; ++c)
-            logit[c] = logit[c] - held;
-        exp2_rows(logit);
-        for (int c = 0; c < slots; ++c)
-            term[c] = load_row(block.tokens[c] + at) * logit[c];
-        store_row(parts.largest + at, largest);
-        store_row(parts.sum + at, (term[0] + term[1]) + (term[2] + term[3]));
+        if (__builtin_expect(any_above(largest, all_row(level + level_reach)), 0)) {
+            alignas(64) float row[row_segments];
+            store_row(row, largest);
+            level = raise_level(w, head, first, row, scores, at);
+            for (int c = 0; c < slots; ++c)
+                logit[c] = min_rows(logit[c], all_row(level + level_reach));
+        }
+        exp2_rows(logit, level);
+        const auto tokens = [&](int c) { return load_row(block.tokens[c] + at); };
+        const Row sum = fma_rows(tokens(0), logit[0], tokens(1) * logit[1]) + fma_rows(tokens(2), logit[2], tokens(3) * logit[3]);
+        store_row(scores + at, rows_from(least_score, sum));
     }
-}
-
-// Heads from `head` on. Apart from add_up: a logarithm is a long chain, and several of them overlap.
-void store_scores(const RouteWork &w, const Block &block, int32_t first, int32_t head, int32_t heads, const Parts *parts) {
-    for (int32_t h = 0; h < heads; ++h) {
-        const float bias = w.task->bias != nullptr ? w.task->bias[head + h] : 0.0f;
-        const Vec all = v_set1(w.params->softcap > 0 ? bias : w.queries.mean[head + h] + bias);
-        const Vec score = v_add(v_load(parts[h].largest), log2_of(v_max(v_load(parts[h].sum), v_set1(1.0f))));
-        v_store_n(w.task->scores + (head + h) * w.task->score_stride + first, v_fma(score, v_set1(ln_2), all), block.count);
-    }
+    v_store_n(w.task->scores + head * w.task->score_stride + first, v_load(scores), block.count);
 }
 
 // ----------------------------------------------------------------------------------------------------------- centroids
@@ -227,10 +246,8 @@ void centroid_block(const RouteWork &w, const Block &block, int32_t first, int32
     alignas(64) int32_t sums[heads * block_slots];
     for (int r = 0; r < block_registers; r += registers_at_once)
         centroid_dots<heads>(w, block, r, head, sums);
-    Parts parts[heads];
     for (int h = 0; h < heads; ++h)
-        add_up<has_cap>(w, block, head + h, sums + h * block_slots, parts[h]);
-    store_scores(w, block, first, head, heads, parts);
+        add_up<has_cap>(w, block, first, head + h, sums + h * block_slots);
 }
 
 template <bool has_cap>
@@ -298,10 +315,8 @@ void projected_block(const RouteWork &w, const Block &block, const uint8_t *cons
             __builtin_prefetch(block.ahead + 64 * (prefetches * r + i));
         projected_dots<fields, heads>(w, keys, r, head, sums);
     }
-    Parts parts[heads];
     for (int h = 0; h < heads; ++h)
-        add_up<has_cap>(w, block, head + h, sums + h * block_slots, parts[h]);
-    store_scores(w, block, first, head, heads, parts);
+        add_up<has_cap>(w, block, first, head + h, sums + h * block_slots);
 }
 
 // Where the lines of a set lie, each of four words and four of them: copies where there are fewer.
@@ -367,10 +382,16 @@ void route_form(const RouteWork &w) {
 // Flattened, lest a copy of a shared inline function is left here for the linker to find.
 [[gnu::flatten]] void route_segments(const skerry_route_params *params, const skerry_route_task *task) {
     const RouteWork w = {params, task, skerry_cpu_route_queries(params, task)};
+    for (int32_t h = 0; h < params->group; ++h)
+        task->log_unit[h] = -level_limit;
     if (params->softcap > 0) {
         route_form<true>(w);
     } else {
         route_form<false>(w);
+    }
+    for (int32_t h = 0; h < params->group; ++h) {
+        const float bias = task->bias != nullptr ? task->bias[h] : 0.0f;
+        task->log_unit[h] = task->log_unit[h] * ln_2 + (params->softcap > 0 ? bias : w.queries.mean[h] + bias);
     }
 }
 

@@ -67,7 +67,10 @@ Row load_row(const float *at) { return v_load(at); }
 void store_row(float *at, Row x) { v_store(at, x); }
 Row all_row(float x) { return v_set1(x); }
 Row max_rows(Row x, Row y) { return v_max(x, y); }
+Row min_rows(Row x, Row y) { return _mm512_min_ps(x, y); }
 Row fma_rows(Row x, Row y, Row z) { return v_fma(x, y, z); }
+bool any_above(Row x, Row y) { return _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ) != 0; }
+Row rows_from(float least, Row x) { return v_below(x, all_row(least), v_zero(), x); }
 
 // A register holds segments k, 4 + k, 8 + k and 12 + k; one row is the block.
 void transpose_sums(const int32_t *sums, int, Row (&out)[4]) {
@@ -89,30 +92,17 @@ Vec load_counts(const uint8_t *at, int c) {
 
 Vec from_halves(__m128i low, __m128i high) { return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1)); }
 
-// 2^x for x <= 0, held at -125: what weighs 2e-38 of the largest counts for nothing. The polynomial has the least largest error that one
-// of degree 4 with p(0) = 1 has, 2.9e-6 of the value.
-void exp2_rows(Row (&x)[4]) {
+// Held at 2^-125. The polynomial has the least largest error that one of degree 4 with p(0) = 1 has, 2.9e-6 of the value.
+void exp2_rows(Row (&x)[4], float level) {
     for (int i = 0; i < 4; ++i) {
-        const Row held = v_max(x[i], v_set1(-125.0f)), n = v_round(held), r = v_sub(held, n);
+        const Row held = v_max(x[i], v_set1(level - 125.0f)), n = v_round(held), r = v_sub(held, n);
         Row p = v_set1(0x1.3a02ccp-7f);
         p = v_fma(p, r, v_set1(0x1.c9fc46p-5f));
         p = v_fma(p, r, v_set1(0x1.ec0378p-3f));
         p = v_fma(p, r, v_set1(0x1.62e12cp-1f));
         p = v_fma(p, r, v_set1(1.0f));
-        x[i] = _mm512_scalef_ps(p, n);
+        x[i] = _mm512_scalef_ps(p, v_sub(n, v_set1(level)));
     }
-}
-
-// x = m 2^n, m in [0.75, 1.5); log2 m = 2 log2(e) artanh((m - 1) / (m + 1)), whose series leaves 1.6e-7 beyond the last term.
-Vec log2_of(Vec x) {
-    const Vec m = _mm512_getmant_ps(x, _MM_MANT_NORM_p75_1p5, _MM_MANT_SIGN_src);
-    const Vec n = _mm512_getexp_ps(_mm512_div_ps(x, m));
-    const Vec s = v_div(v_sub(m, v_set1(1.0f)), v_add(m, v_set1(1.0f))), square = v_mul(s, s);
-    Vec p = v_set1(0x1.a61762p-2f); // 2 / (7 ln 2), and so on
-    p = v_fma(p, square, v_set1(0x1.2776c6p-1f));
-    p = v_fma(p, square, v_set1(0x1.ec709ep-1f));
-    p = v_fma(p, square, v_set1(0x1.715476p+1f));
-    return v_fma(p, s, n);
 }
 
 } // namespace
